@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nip_ray.learning.policy import FORBIDDEN_BELOW
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.play.core import turn_masks
 from nip_ray.play.rollout import Dialogue
 from nip_ray.play.scenario import Scenario
@@ -100,7 +100,7 @@ class Stepper(MessageAgent):
         """See `MessageAgent`."""
         policy, value = super().forward(obs, want_policy, want_value)
         if policy is not None:
-            policy = replace(policy, message=policy.message.where(obs["legal"][:, None].bool(), FORBIDDEN_BELOW))
+            policy = replace(policy, message=policy.message.where(obs["legal"][:, None].bool(), FORBIDDEN))
         return policy, value
 
 

@@ -36,6 +36,7 @@ from nip_ray.settings.ppo import PPOSettings, ReinforceSettings
 from nip_ray.settings.protocol import ProtocolSettings
 from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
 from nip_ray.settings.schedule import UpdateSchedule, WeightSource
+from nip_ray.settings.search import SearchSettings
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
@@ -116,6 +117,7 @@ class ExperimentConfig(Experiment):
     algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
     schedules: dict[str, UpdateSchedule] = Field({}, description="Agent -> in which iterations it learns; one not named always does.")
     initial_weights: dict[str, WeightSource] = Field({}, description="Agent -> the agent of another run whose weights it starts with.")
+    search: SearchSettings | None = Field(None, description="Provers that try their messages before they speak (none: nobody does).")
     pretraining: PretrainingSettings = Field(PretrainingSettings(), description="Supervised training of bodies before the experiment.")
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")
     learners: LearnerSettings = _part(LearnerSettings(), "Where gradients are computed.", FREE_AND_RESUMABLE)

@@ -20,6 +20,7 @@ from nip_ray.config.opponent_rules import opponents
 from nip_ray.config.players import players, playing, rounds_of, source_of, without_verifier
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.policy_gradient_rules import policy_gradient
+from nip_ray.config.search_rules import search, verdict_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.protocols.spec import Protocol
@@ -580,6 +581,8 @@ _RULES: tuple[Rule, ...] = (
     finite_numbers,
     minibatches,
     *LEARNING_RULES,
+    search,
+    verdict_gradient,
     workers,
     fixed_shapes,
     evaluations,

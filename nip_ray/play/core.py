@@ -9,6 +9,7 @@ Decisions that matter here:
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,11 +87,13 @@ class BatchedPlay:
         similarity_B: Tensor | None = None,
         grade_BM: Tensor | None = None,
         drawn: bool = False,
+        pay_BMD: Tensor | None = None,
     ) -> StepOutcome:
         """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out.
 
         similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are graded, the probability
-        that each who decides gave to acceptance, and whether it drew its decision from it.
+        that each who decides gave to acceptance, and whether it drew its decision from it. pay_BMD: filled with what each decider would
+        have been paid for each of its decisions (see `Rollout.pay_BRMD`).
         """
         decision_BA = torch.full(self.active_BAC.shape[:2], self.protocol.undecided, device=self.device)
         for agent, (copy_N, action) in actions.items():
@@ -98,13 +101,29 @@ class BatchedPlay:
             if agent in self.protocol.deciders:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
         self.decision_BRA[:, self.round] = decision_BA
-        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B, grade_BM, drawn, self._error())
+        rest = self._judged(), similarity_B, grade_BM, drawn, self._error()
+        if pay_BMD is not None:
+            self._pay_of_each(decision_BA, pay_BMD, *rest)
+        self.state, outcome = step(self.protocol, self.state, decision_BA, *rest)
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
         self.round += 1
         self.active_BAC = self._active()
         return outcome
 
-    def rollout(self, turn_BRA: Tensor, reward_BRA: Tensor, log_prob_BRA: Tensor, simulation_BR2: Tensor | None = None) -> Rollout:
+    def _pay_of_each(self, decision_BA: Tensor, pay_BMD: Tensor, *rest: Any) -> None:
+        """Step once for each decision of each decider, all else being as it is, and note what it is paid where that ends its part."""
+        protocol = self.protocol
+        for place, index in enumerate(protocol.verifier_indices):
+            counts_B = self.active_BAC[:, index].any(-1) & protocol.decides_in(protocol.agents[index], self.state.round_B)
+            for code in range(protocol.undecided + 1):
+                instead_BA = decision_BA.clone()
+                instead_BA[:, index] = code
+                after, outcome = step(protocol, self.state, instead_BA, *rest)
+                # a panel pays a vote when the last one is cast
+                known_B = after.ended_B if protocol.panel else after.ended_B | after.agent_done_BA[:, index]
+                pay_BMD[:, place, code] = torch.where(counts_B & known_B, outcome.reward_BA[:, index], torch.nan)
+
+    def rollout(self, turn_BRA: Tensor, reward_BRA: Tensor, log_prob_BRA: Tensor, **more: Tensor | None) -> Rollout:
         """What was played, with what the caller has kept of it; see `Rollout`."""
         return Rollout(
             id_B=self.id_B,
@@ -118,9 +137,9 @@ class BatchedPlay:
             log_prob_BRA=log_prob_BRA,
             length_B=self.state.round_B,
             verdict_B=self.decision_B,
-            simulation_BR2=simulation_BR2,
             cut_B=self.state.exhausted_B if self.protocol.cuts else None,
             vote_BM=verdict_of(self.state.vote_BM) if self.protocol.panel else None,
+            **more,
         )
 
     def _error(self) -> Tensor | None:
@@ -223,26 +242,55 @@ class Player:
         return scenario.observe(agent, id_B[copy_N], said, play.state.round_B[copy_N], play.state.seed_B[copy_N])
 
 
+@dataclass(frozen=True)
+class Searched:
+    """What a search would have an agent say in N turns. message_NF: -1 where it did not search. taught_NFS: how good a choice each symbol
+    is, a distribution over S symbols for each of F message factors; zero where it did not search."""
+
+    message_NF: Tensor
+    taught_NFS: Tensor
+
+
+Asked = Mapping[str, tuple[Tensor, Policy]]
+"""Agent -> (copies N in which it has the turn, its policy there)."""
+Search = Callable[[BatchedPlay, Mapping[str, Player], Asked, Mapping[str, Action]], Mapping[str, Searched]]
+"""Called in every round with what agents drew; returns, for those who search, what they say instead."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round came to. reward_BA: rewards. distance_B2: under zero knowledge, `choice_distances`. searched: by whom and what."""
+
+    turns: list[Turn]
+    reward_BA: Tensor
+    distance_B2: Tensor | None
+    searched: Mapping[str, Searched]
+
+
 def policies(play: BatchedPlay, players: Mapping[str, Player]) -> dict[str, tuple[Tensor, Policy]]:
     """Agent -> (copies N in which it has the turn, its policy there), for every agent that has one."""
     copies = {agent: play.turn_B(agent).nonzero().flatten() for agent in play.protocol.agents}
     return {agent: (copy_N, players[agent].policy(play, agent, copy_N)) for agent, copy_N in copies.items() if len(copy_N)}
 
 
-def play_round(play: BatchedPlay, players: Mapping[str, Player]) -> tuple[list[Turn], Tensor, Tensor | None]:
-    """Play one round: whoever has the turn observes, chooses and is heard. Returns the turns, the rewards (B, A) and, under zero
-    knowledge, (B, 2) `choice_distances`.
-    """
+def play_round(play: BatchedPlay, players: Mapping[str, Player], search: Search | None = None, pay_BMD: Tensor | None = None) -> Round:
+    """Play one round: whoever has the turn observes, chooses and is heard. search: see `Search`. pay_BMD: see `BatchedPlay.step`."""
     asked, extra = policies(play, players), play.protocol.zero_knowledge
-    turns, actions = [], {}
-    for agent, (copy_N, policy) in asked.items():
-        player = players[agent]
-        turn = Turn(agent, play.round, copy_N, policy, policy.choose(player.noise, copy_N, len(play.id_B)))
-        turns.append(turn)
-        actions[agent] = copy_N, turn.action if player.edit is None else player.edit(turn)
+    chosen: dict[str, Action] = {
+        agent: policy.choose(players[agent].noise, copy_N, len(play.id_B)) for agent, (copy_N, policy) in asked.items()
+    }
+    searched = {} if search is None else search(play, players, asked, chosen)
+    for agent, found in searched.items():
+        said_NF = chosen[agent]["message"]
+        chosen[agent] = {**chosen[agent], "message": torch.where(found.message_NF < 0, said_NF, found.message_NF)}
+    turns = [Turn(agent, play.round, copy_N, policy, chosen[agent]) for agent, (copy_N, policy) in asked.items()]
+    actions = {}
+    for turn in turns:
+        edit = players[turn.agent].edit
+        actions[turn.agent] = turn.copy_N, turn.action if edit is None else edit(turn)
     similarity_B, distance_B2 = (None, None) if extra is None else compared(extra, asked, play.id_B)
     grade_BM, drawn = stated(play, asked, players) if play.protocol.graded else (None, False)
-    return turns, play.step(actions, similarity_B, grade_BM, drawn).reward_BA, distance_B2
+    return Round(turns, play.step(actions, similarity_B, grade_BM, drawn, pay_BMD).reward_BA, distance_B2, searched)
 
 
 def stated(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], players: Mapping[str, Player]) -> tuple[Tensor, bool]:
@@ -281,26 +329,45 @@ def play_episodes(
     seed_B: Tensor,
     skip_silent_messages: bool = False,
     record: Callable[[Turn], None] = lambda turn: None,
+    *,
+    begin: tuple[Tensor, int] | None = None,
+    search: Search | None = None,
+    every_verdict: bool = False,
 ) -> Rollout:
-    """`play_rollout` with a `Player` for each agent. record: called with every turn of every round."""
+    """`play_rollout` with a `Player` for each agent. record: called with every turn of every round.
+
+    begin: (what was said, the round to begin with) instead of the first, see `BatchedPlay.go_on`. search: see `Search`; what it found is
+    `Rollout.taught_BRAFS`. every_verdict: keep what deciders would have been paid for each decision (`Rollout.pay_BRMD`).
+    """
     protocol = play.protocol
-    play.reset(id_B, seed_B)
+    play.reset(id_B, seed_B) if begin is None else play.go_on(id_B, seed_B, *begin)
     shape = (len(id_B), protocol.max_rounds, len(protocol.agents))
     turn_BRA = torch.zeros(shape, dtype=torch.bool, device=play.device)
     reward_BRA = torch.zeros(shape, device=play.device)
     log_prob_BRA = torch.zeros(shape, device=play.device)
     simulation_BR2 = None if protocol.zero_knowledge is None else torch.full((*shape[:2], 2), -1.0, device=play.device)
+    taught_BRAFS = pay_BRMD = None
+    if search is not None:
+        factors = max(len(protocol.writes[agent]) for agent in protocol.agents) * play.scenario.message_size
+        taught_BRAFS = torch.zeros(*shape, factors, play.scenario.num_symbols, device=play.device)
+    if every_verdict:
+        pay_BRMD = torch.full((*shape[:2], len(protocol.verifiers), protocol.undecided + 1), torch.nan, device=play.device)
     while not play.finished:
         r = play.round
         turn_BRA[:, r] = play.active_BAC.any(-1)
-        turns, reward_BRA[:, r], distance_B2 = play_round(play, players)
-        for turn in turns:
+        played = play_round(play, players, search, None if pay_BRMD is None else pay_BRMD[:, r])
+        reward_BRA[:, r] = played.reward_BA
+        for turn in played.turns:
             scored = turn.policy.silenced(turn.action) if skip_silent_messages else turn.policy
             log_prob_BRA[turn.copy_N, r, protocol.agents.index(turn.agent)] = scored.log_prob(turn.action)
             record(turn)
-        if simulation_BR2 is not None and distance_B2 is not None:
-            simulation_BR2[:, r] = distance_B2
-    return play.rollout(turn_BRA, reward_BRA, log_prob_BRA, simulation_BR2)
+            if taught_BRAFS is not None and turn.agent in played.searched:
+                taught_NFS = played.searched[turn.agent].taught_NFS
+                taught_BRAFS[turn.copy_N, r, protocol.agents.index(turn.agent), : taught_NFS.shape[1]] = taught_NFS
+        if simulation_BR2 is not None and played.distance_B2 is not None:
+            simulation_BR2[:, r] = played.distance_B2
+    more = {"simulation_BR2": simulation_BR2, "taught_BRAFS": taught_BRAFS, "pay_BRMD": pay_BRMD}
+    return play.rollout(turn_BRA, reward_BRA, log_prob_BRA, **more)
 
 
 def compared(extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]], like_B: Tensor) -> tuple[Tensor, Tensor]:

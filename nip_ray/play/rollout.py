@@ -110,6 +110,9 @@ class Rollout:
     vote_BM: int64, what each member of a panel voted, 2 where it did not; None without a panel.
     version_BA: int64, the iteration of the snapshot that played an agent, -1 where its current network did; None where all did. Only what
     current networks did is learned from.
+    taught_BRAFS: where provers searched (`play.lookahead`), the distribution over the S symbols of each message factor that the search came
+    to, zero elsewhere; None where nobody did. pay_BRMD: what each of M deciders would have been paid at once for each of its D decisions,
+    all else being as it was, NaN where that is not known yet or no decision counted; None where it was not asked for.
     """
 
     id_B: Tensor
@@ -127,6 +130,8 @@ class Rollout:
     cut_B: Tensor | None = None
     version_BA: Tensor | None = None
     vote_BM: Tensor | None = None
+    taught_BRAFS: Tensor | None = None
+    pay_BRMD: Tensor | None = None
 
     @property
     def num_copies(self) -> int:
@@ -186,7 +191,8 @@ class AgentRows:
     """One agent's N own turns in a rollout of B copies, ordered by copy and round; those of its snapshots are left out.
 
     copy_N, round_N: where each row stands. obs: observations, each (N, ...). action: what was done. log_prob_N: its log-probability
-    when it was done. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn.
+    when it was done. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn. taught_NFS, pay_ND: of these rows, see
+    `Rollout`; None where there is none of this agent.
     """
 
     agent: str
@@ -196,6 +202,8 @@ class AgentRows:
     action: Action
     log_prob_N: Tensor
     row_BR: Tensor
+    taught_NFS: Tensor | None = None
+    pay_ND: Tensor | None = None
 
     def spread(self, x_N: Tensor) -> Tensor:
         """(B, R): a value per row on the grid of copies and rounds, zero where there is no row."""
@@ -250,7 +258,12 @@ def _rows(scenario: "Scenario", rollout: Rollout, agent: str, where_BR: Tensor) 
         action["decision"] = rollout.decision_BRA[copy_N, round_N, index]
     row_BR = torch.full(where_BR.shape, -1, device=copy_N.device)
     row_BR[copy_N, round_N] = rows
-    return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR)
+    taught_NFS = pay_ND = None
+    if rollout.taught_BRAFS is not None and agent in protocol.provers:
+        taught_NFS = rollout.taught_BRAFS[copy_N, round_N, index, : action["message"].shape[1]]
+    if rollout.pay_BRMD is not None and agent in protocol.verifiers:
+        pay_ND = rollout.pay_BRMD[copy_N, round_N, protocol.verifiers.index(agent)]
+    return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR, taught_NFS, pay_ND)
 
 
 def final_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> tuple[Tensor, dict[str, Tensor]]:

@@ -54,10 +54,12 @@ class Staged:
         return {who: Staged(rollout, own[who]) if who in own else whole for who, rollout in seen.items()}
 
 
-def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor) -> Staged:
+def stage(
+    play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor, begin: tuple[Tensor, int] | None = None
+) -> Staged:
     """Play one episode on each of the instances `id_B` (all at once), under the episode seeds `seed_B`, both (B,) int64.
 
-    Networks stay in the mode they are in.
+    Networks stay in the mode they are in. begin: see `play_episodes`.
     """
     protocol, shape = play.protocol, (len(id_B), play.protocol.max_rounds, play.protocol.undecided + 1)
     chances = {agent: torch.zeros(shape, device=play.device) for agent in protocol.verifiers}
@@ -67,7 +69,7 @@ def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B
         if turn.agent in chances and policy.decision is not None and policy.may_decide is not None:
             chances[turn.agent][turn.copy_N, turn.round] = torch.softmax(policy.decision, -1) * policy.may_decide[:, None]
 
-    rollout = play_episodes(play, players, id_B, seed_B, record=record)
+    rollout = play_episodes(play, players, id_B, seed_B, record=record, begin=begin)
     if protocol.panel is not None:
         chance_BR3, stated_B = chances_of_panel(protocol, rollout, chances)
         return Staged(rollout, chance_BR3, chances, stated_B)
@@ -82,7 +84,7 @@ def stage_all(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, se
     parts = []
     for first in range(0, len(id_B), batch):
         here = slice(first, first + batch)
-        parts.append(stage(play, {agent: _part(player, here) for agent, player in players.items()}, id_B[here], seed_B[here]))
+        parts.append(stage(play, {agent: part_of(player, here) for agent, player in players.items()}, id_B[here], seed_B[here]))
     for agent, player in players.items():
         player.network.train(mode[agent])
     return joined(parts)
@@ -96,7 +98,7 @@ def joined(parts: Sequence[Staged]) -> Staged:
     return Staged(*whole, members, torch.cat(stated) if stated else None)
 
 
-def _part(player: Player, here: slice) -> Player:
-    if player.shown_B is None:
-        return player
-    return replace(player, shown_B=player.shown_B[here])
+def part_of(player: Player, here: slice | Tensor) -> Player:
+    """The player in some copies."""
+    parts = {name: getattr(player, name) for name in ("shown_B", "version_B")}
+    return replace(player, **{name: None if part is None else part[here] for name, part in parts.items()})

@@ -192,6 +192,10 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """Whether a deciding turn's message is left out of log-probabilities; runners and learners must agree. See `Policy.silenced`."""
         return getattr(self.settings(), "skip_silent_messages", False)
 
+    def learns_from_every_verdict(self) -> bool:
+        """Whether play keeps what deciders would have been paid for each decision (``verdict_gradient: expected``)."""
+        return getattr(self.settings(), "verdict_gradient", "sampled") == "expected"
+
     def base_lr(self, iteration: int) -> float:
         """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for it."""
         return base_lr(self.settings(), iteration, self.total_iterations)

@@ -43,13 +43,15 @@ from torch import Tensor, nn
 
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes, play_rollout
 from nip_ray.play.exploration import Exploration, explore
+from nip_ray.play.lookahead import lookahead
 from nip_ray.play.rollout import Rollout, RolloutSamples
 from nip_ray.play.static import StaticPlay
 from nip_ray.rllib.compat import wanted
 from nip_ray.rllib.past import PastPlay
 from nip_ray.rllib.protocol_env import ProtocolEnv
-from nip_ray.rllib.shared import fixed_shapes, scenario_of
+from nip_ray.rllib.shared import fixed_shapes, scenario_of, searching
 from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.search import share_at
 
 
 class ProtocolEnvRunner(EnvRunner, Checkpointable):
@@ -61,6 +63,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.skip_silent_messages: bool = self.config.skips_silent_messages()
+        self.search, self.searchers = searching(self.experiment)
         self.env: ProtocolEnv | None = None
         self.module: Any = None
         self.play: BatchedPlay | None = None
@@ -147,7 +150,11 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         ids = instance_ids(self.play.scenario, self.config.split(), seed, first, copies)
         noise = generator(seed, "play", iteration, share, device=self.play.device) if explore else None
         seeds = episode_seeds(seed, first, copies)
-        return self._played(ids, seeds, noise) if past is None else self._played_against(past, ids, seeds, noise)
+        extra = {"every_verdict": self.config.learns_from_every_verdict()}
+        if self.searchers and explore:
+            episodes = share_at(self.search, iteration, self.config.total_iterations)
+            extra["search"] = lookahead(self.play, self.search, self.searchers, episodes, copies, seed, iteration, share)
+        return self._played_with(past, ids, seeds, noise, extra) if past or any(extra.values()) else self._played(ids, seeds, noise)
 
     def play_evaluation(self, copies: int, explore: bool) -> Rollout:
         """The next episodes of this runner in an evaluation: of all runners', every n-th one, whatever the others are asked for."""
@@ -168,16 +175,20 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
                 return self._static[1](id_B, seed_B, noise)
             return play_rollout(self.play, networks, id_B, seed_B, noise, self.skip_silent_messages)
 
-    def _played_against(self, past: PastPlay, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
-        """As `_played`, with snapshots in the place of some networks."""
-        play, version_BA = self.play, past.versions(self.play.protocol.agents, len(id_B)).to(self.device)
+    def _played_with(
+        self, past: PastPlay | None, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None, extra: Mapping[str, Any]
+    ) -> Rollout:
+        """As `_played`, with snapshots in the place of some networks, if there are any. extra: see `play_episodes`."""
         with _evaluated(self.networks()) as networks:
-            players = {}
-            for index, (agent, network) in enumerate(networks.items()):
+            players = {agent: Player(network, noise) for agent, network in networks.items()}
+            if past is None:
+                return play_episodes(self.play, players, id_B, seed_B, self.skip_silent_messages, **extra)
+            version_BA = past.versions(self.play.protocol.agents, len(id_B)).to(self.device)
+            for index, (agent, player) in enumerate(players.items()):
                 own = {number: weights[agent] for number, weights in past.weights.items() if agent in weights}
                 frozen = {number: self._frozen(agent, slot, weights) for slot, (number, weights) in enumerate(own.items())}
-                players[agent] = Player(network, noise, version_B=version_BA[:, index], past=frozen)
-            rollout = play_episodes(play, players, id_B, seed_B, self.skip_silent_messages)
+                players[agent] = replace(player, version_B=version_BA[:, index], past=frozen)
+            rollout = play_episodes(self.play, players, id_B, seed_B, self.skip_silent_messages, **extra)
         return replace(rollout, version_BA=version_BA)
 
     def _frozen(self, agent: str, slot: int, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -37,6 +37,7 @@ from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode
 from nip_ray.learning.policy import Policy
 from nip_ray.learning.policy_gradient import normalise, own_turn_advantages
 from nip_ray.learning.similarity import similarity
+from nip_ray.learning.verdicts import Verdicts, taught_turns
 from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ZeroKnowledge
@@ -460,6 +461,8 @@ class AgentData:
 
     moments: (2,) mean and deviation of the advantages of a minibatch of which other learners have rows, too; None where all are here.
     weight_N: how much likelier what was done is under the weights of now than under those that played; None where they are the same.
+    y_N, verdicts: of a decider under ``verdict_gradient`` label and expected, the labels, and all decisions of its turns; else None.
+    only_taught: every turn was found by a search, which says all there is to learn: values, advantages and targets are 0.
     """
 
     rows: AgentRows
@@ -468,6 +471,9 @@ class AgentData:
     target_N: Tensor
     moments: Tensor | None = None
     weight_N: Tensor | None = None
+    y_N: Tensor | None = None
+    verdicts: Verdicts | None = None
+    only_taught: bool = False
 
 
 @torch.no_grad()
@@ -476,13 +482,43 @@ def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: 
     rows = own_rows(scenario, rollout, agent)
     if len(rows.copy_N) == 0:
         return None
+    if all_taught(rows):
+        return taught_data(rows)
     network.eval()
     _, value_N = network(rows.obs, False, True)
     reward_BR = rewards_with_cuts(scenario, network, rollout, rows, value_N, settings.gamma)
     advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
-    learning_mode(network)
     at = (rows.copy_N, rows.round_N)
-    return AgentData(rows, value_N, advantage_BR[at], target_BR[at])
+    data = with_verdicts(AgentData(rows, value_N, advantage_BR[at], target_BR[at]), scenario, network, rollout, settings)
+    learning_mode(network)
+    return data
+
+
+def all_taught(rows: AgentRows) -> bool:
+    """Whether all these turns were found by a search."""
+    return rows.taught_NFS is not None and bool(taught_turns(rows.taught_NFS).all())
+
+
+def taught_data(rows: AgentRows) -> AgentData:
+    """The data of an agent all of whose turns were found by a search."""
+    nothing_N = torch.zeros_like(rows.log_prob_N)
+    return AgentData(rows, nothing_N, nothing_N, nothing_N, only_taught=True)
+
+
+def with_verdicts(data: AgentData, scenario: Scenario, network: nn.Module, rollout: Rollout, settings: Any) -> AgentData:
+    """`data`, for one who gives verdicts with what ``verdict_gradient`` asks for. Raises TrainingError where play did not keep it."""
+    rule, rows = getattr(settings, "verdict_gradient", "sampled"), data.rows
+    if rule == "sampled" or rows.agent not in scenario.protocol.verifiers:
+        return data
+    if rule == "label":
+        return replace(data, y_N=rollout.y_B[rows.copy_N])
+    if rows.pay_ND is None:
+        raise TrainingError("verdict_gradient expected: the rollout has no pay of each decision (play_episodes, every_verdict)")
+    known_K = (~rows.pay_ND.isnan()).any(1).nonzero().flatten()
+    log_prob_ND = torch.zeros_like(rows.pay_ND)
+    if len(known_K):
+        log_prob_ND[known_K] = network(rows.obs_of(known_K), True, False)[0].normalised().decision
+    return replace(data, verdicts=Verdicts(rows.pay_ND, log_prob_ND, rows.action["decision"]))
 
 
 @torch.no_grad()

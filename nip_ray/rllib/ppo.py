@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from nip_ray.learning.groups import learning_mode
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, entropy_weight, next_beta, next_lr, objective
+from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, next_beta, next_lr, objective
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.static_update import StaticUpdate
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
 from nip_ray.seeding import generator
@@ -89,10 +90,10 @@ class PPOLearner(ProtocolLearner):
             data = agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings)
             if data is None:
                 continue
-            if self.config.max_staleness:
+            if self.config.max_staleness and not data.only_taught:
                 data = as_of_now(self.networks[agent], data, self.settings.skip_silent_messages)
             agents[agent] = data
-            metrics[agent] = {"explained_variance": explained_variance(data)}
+            metrics[agent] = {} if data.only_taught else {"explained_variance": explained_variance(data)}
             if self.settings.loss == "kl_penalty":
                 metrics[agent]["kl_beta"] = self.beta[agent]
             if self.settings.adaptive_lr:
@@ -124,10 +125,12 @@ class PPOLearner(ProtocolLearner):
 
         value_error is the mean absolute difference of value and target.
         """
-        settings, rows = self.settings, data.rows
+        settings, rows, network = self.settings, data.rows, self.networks[agent]
         obs = rows.obs_of(own)
+        if data.only_taught:
+            return imitation_loss(network(obs, True, False)[0], rows, own)
         action = rows.action_of(own)
-        policy, value_N = self.networks[agent](obs)
+        policy, value_N = network(obs)
         if settings.skip_silent_messages:
             policy = policy.silenced(action)
         log_policy: LogPolicy = policy.normalised()
@@ -137,11 +140,15 @@ class PPOLearner(ProtocolLearner):
         if data.weight_N is not None:
             advantage_N = advantage_N * data.weight_N[own]
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
-        actor, kl, clip_share = objective(log_prob_N, old_log_prob_N, advantage_N, settings, self.beta[agent])
-        message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
+        drawn_N, sampled_N = weights_of(data, own)  # what the rule's terms are means over: all turns where there is nothing else
+        actor, kl, clip_share = objective(log_prob_N, old_log_prob_N, advantage_N, settings, self.beta[agent], sampled_N)
+        actor = part(actor, sampled_N)
+        message, decision = mean(log_policy.message_entropy(), drawn_N), mean(log_policy.decision_entropy(), drawn_N)
         entropy = message + decision
-        critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings)
-        entropy_loss = -entropy_weight(settings, agent) * entropy
+        critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings, drawn_N)
+        critic_loss = part(critic_loss, drawn_N)
+        entropy_loss = part(-entropy_weight(settings, agent) * entropy, drawn_N)
+        further = further_terms(policy, log_policy, data, own, all_rows, settings.normalize_advantage, settings.clip_epsilon)
         metrics = {
             "objective": actor,
             "entropy_loss": entropy_loss,
@@ -151,10 +158,12 @@ class PPOLearner(ProtocolLearner):
             "decision_entropy": decision,
             "kl": kl,
             "clip_share": clip_share,
-            "value_error": (value_N - data.target_N[own]).abs().mean(),
+            "value_error": mean((value_N - data.target_N[own]).abs(), drawn_N),
+            **further,
         }
         moves = settings.loss == "kl_penalty" or settings.adaptive_lr
-        return Loss(actor + entropy_loss + critic_loss, metrics, _divergence((log_prob_N - old_log_prob_N).detach()) if moves else None)
+        sums = _divergence((log_prob_N - old_log_prob_N).detach()) if moves else None
+        return Loss(sum(further.values(), actor + entropy_loss + critic_loss), metrics, sums)
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
         """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""

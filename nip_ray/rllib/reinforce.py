@@ -14,11 +14,23 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, entropy_weight, returns_to_go, score_loss
+from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, returns_to_go, score_loss
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
-from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, explained_variance, normalised
+from nip_ray.rllib.learner import (
+    AgentData,
+    Loss,
+    Prepared,
+    ProtocolLearner,
+    agent_data,
+    all_taught,
+    explained_variance,
+    normalised,
+    taught_data,
+    with_verdicts,
+)
 from nip_ray.settings.ppo import ReinforceSettings
 
 
@@ -60,33 +72,43 @@ class ReinforceLearner(ProtocolLearner):
                 data = agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings)
                 if data is not None:
                     agents[agent] = data
-                    metrics[agent] = {"explained_variance": explained_variance(data)}
+                    metrics[agent] = {} if data.only_taught else {"explained_variance": explained_variance(data)}
                 continue
             rows = own_rows(self.scenario, rollout, agent)
-            if len(rows.copy_N):
+            if len(rows.copy_N) and all_taught(rows):
+                agents[agent] = taught_data(rows)
+            elif len(rows.copy_N):
                 return_N = returns_to_go(rollout.reward_BRA[:, :, index], self.settings.gamma)[rows.copy_N, rows.round_N]
-                agents[agent] = AgentData(rows, torch.zeros_like(return_N), return_N, return_N)
+                data = AgentData(rows, torch.zeros_like(return_N), return_N, return_N)
+                agents[agent] = with_verdicts(data, self.scenario, self.networks[agent], rollout, self.settings)
                 metrics[agent] = {"reward_to_go": return_N.mean()}
         return Prepared(agents, metrics)
 
     def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
         """-mean log pi * weight, minus the entropy bonus, plus the critic's loss where there is one."""
-        settings, rows = self.settings, data.rows
+        settings, rows, network = self.settings, data.rows, self.networks[agent]
         with_critic = settings.baseline == "critic"
+        obs = rows.obs_of(own)
+        if data.only_taught:
+            return imitation_loss(network(obs, True, False)[0], rows, own)
         action = rows.action_of(own)
-        policy, value_N = self.networks[agent](rows.obs_of(own), True, with_critic)
+        policy, value_N = network(obs, True, with_critic)
         if settings.skip_silent_messages:
             policy = policy.silenced(action)
         log_policy: LogPolicy = policy.normalised()
         weight_N = data.advantage_N[own]
         if settings.normalize_advantage:
             weight_N = normalised(data, own, all_rows)
+        drawn_N, sampled_N = weights_of(data, own)  # what the rule's terms are means over: all turns where there is nothing else
+        weight_N = weight_N if sampled_N is None else weight_N * sampled_N
         actor = score_loss(log_policy.log_prob(action), rows.log_prob_N[own], weight_N, settings.max_importance_weight)
-        message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
-        entropy_loss = -entropy_weight(settings, agent) * (message + decision)
+        message, decision = mean(log_policy.message_entropy(), drawn_N), mean(log_policy.decision_entropy(), drawn_N)
+        entropy_loss = part(-entropy_weight(settings, agent) * (message + decision), drawn_N)
         critic_loss = torch.zeros_like(actor)
         if with_critic:
-            critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings)
+            critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings, drawn_N)
+            critic_loss = part(critic_loss, drawn_N)
+        further = further_terms(policy, log_policy, data, own, all_rows, settings.normalize_advantage, None)
         metrics = {
             "objective": actor,
             "entropy_loss": entropy_loss,
@@ -94,5 +116,6 @@ class ReinforceLearner(ProtocolLearner):
             "message_entropy": message,
             "decision_entropy": decision,
             "critic": critic_loss,
+            **further,
         }
-        return Loss(actor + entropy_loss + critic_loss, metrics)
+        return Loss(sum(further.values(), actor + entropy_loss + critic_loss), metrics)

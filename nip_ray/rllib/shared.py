@@ -13,12 +13,14 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import path_kind
 from nip_ray.config.members import ADDED
 from nip_ray.config.plugins import import_plugins
+from nip_ray.config.search_rules import searchers
 from nip_ray.errors import UserError
 from nip_ray.play.scenario import Scenario
 from nip_ray.play.static import static_misfit
 from nip_ray.protocols import PROTOCOLS
 from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.scenarios.registry import SCENARIOS, build_agents, played_scenario
+from nip_ray.settings.search import SearchSettings
 
 _PARTS = ("plugins", "protocol", "scenario", "algorithm")  # what a scenario is made of
 
@@ -43,12 +45,19 @@ def fixed_shapes(experiment: dict[str, Any], scenario: Scenario, networks: Mappi
         return False
     rule, opponents, learners = experiment["algorithm"]["name"], experiment["opponents"], experiment["learners"]["num_learners"]
     ahead = experiment["play"]["max_staleness"]  # what corrects for it works on rows of turns that were taken
-    if rule != "ppo" or opponents is not None or learners > 1 or ahead:  # refused before, where they were asked for
+    beyond = experiment["search"] is not None or experiment["algorithm"].get("verdict_gradient", "sampled") != "sampled"
+    if rule != "ppo" or opponents is not None or learners > 1 or ahead or beyond:  # refused before, where they were asked for
         return False
     misfit = static_misfit(scenario, networks)
     if misfit and wanted:
         raise UserError(f"runtime.static_shapes: {misfit}; leave it out")
     return misfit is None
+
+
+def searching(experiment: dict[str, Any]) -> tuple[SearchSettings | None, tuple[str, ...]]:
+    """How provers search, and who does: those named, else all that learn; nobody without ``search``."""
+    config = ExperimentConfig.model_validate(experiment)
+    return config.search, () if config.search is None else searchers(config)
 
 
 def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:

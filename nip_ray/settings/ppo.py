@@ -35,6 +35,11 @@ class OnPolicySettings:
     normalize_advantage: bool = option(True, "Normalise advantages per agent and minibatch.")
     max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
     clip_gradients: Literal["agent", "joint"] = option("agent", "Clip each agent's gradients alone, or all of them together.")
+    verdict_gradient: Literal["sampled", "expected", "label"] = option(
+        "sampled",
+        "What deciders learn their decisions from: the pay of the one drawn; the expected pay over all; or the one drawn and, besides, the "
+        "log score of the label.",
+    )
     skip_silent_messages: bool = option(False, "Leave the message of a deciding turn, which nobody reads, out of ratios and entropies.")
     agents: dict[str, OnPolicyAgentSettings] = option(
         dict, "Settings of its own by agent name; `_default` stands for all that are not named."

@@ -49,13 +49,14 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
 
 
 def headline(run_dir: Path) -> str:
-    """What the report of a run begins with, three lines: the task, who is paid, and what it came to."""
+    """What the report of a run begins with, three lines: the task, who is paid, and what it came to, first where it did not learn."""
     from nip_ray.evaluation.report.describe import describe
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.source import read_run
 
     source = read_run(Path(run_dir))
-    return "\n".join([*describe(source.config), find(source).sentence])
+    about, found = describe(source.config), find(source)
+    return "\n".join([*about, found.sentence] if found.learned else [found.sentence, *about])
 
 
 def report_page(run_dir: Path, *, transcripts: str | None = None, live: str = "", running: bool = False) -> tuple[str, dict[str, bytes]]:

@@ -10,7 +10,17 @@ from nip_ray.evaluation.report.describe import describe, verdicts_of
 from nip_ray.evaluation.report.episodes import browser, short
 from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figures, held_out, played_figures
 from nip_ray.evaluation.report.panels import agents, deciders, group_values, slope_words, wrong_side
-from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
+from nip_ray.evaluation.report.source import (
+    MAX_TEXT,
+    Figure,
+    Record,
+    RunSource,
+    figure_of,
+    finite,
+    interval_words,
+    percent_words,
+    sure_words,
+)
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
 from nip_ray.evaluation.trend import slope
 from nip_ray.progress import duration
@@ -107,6 +117,7 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
         ("iterations", f"{done:,} of {wanted:,} (unfinished)" if unfinished else f"{done:,}"),
         ("evaluated after", f"iteration {short(examined)}" if source.evaluation and examined is not None else ""),
         ("without a prover", _alone(source, findings)),
+        ("pretrained, alone", _pretrained(source)),
         ("the wrong side wins", _wrong_side(source)),
         ("rounds played", "" if "cost/tokens" in last else played),
         ("spent", f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else ""),
@@ -145,6 +156,15 @@ def _alone(source: RunSource, findings: Findings) -> str:
     parts = [] if measured is None else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
     parts += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
     return "; ".join(parts)
+
+
+def _pretrained(source: RunSource) -> str:
+    """Held-out accuracy of the agents that learned the labels before the run."""
+    agents = source.pretraining.get("agents")
+    told = agents.items() if isinstance(agents, dict) else ()
+    held = {short(agent, 40): figure_of(own.get("held_out")) for agent, own in told if isinstance(own, dict)}
+    figures = {agent: figure for agent, figure in held.items() if figure is not None}
+    return "; ".join(f"{agent} {percent_words(figure.estimate)}{sure_words(figure)}" for agent, figure in figures.items())
 
 
 def _wrong_side(source: RunSource) -> str:

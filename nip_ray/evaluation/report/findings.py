@@ -17,7 +17,8 @@ class Findings:
     """sentence: the headline. shown, not_shown: one sentence each. accuracy: the figure it rests on, None without an evaluation.
 
     chance: accuracy of the best constant answer on the split. baseline: of the best verifier without a prover, None where it was not
-    computed. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse than chance, else "plain".
+    computed. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse than chance, else "plain". learned:
+    whether the accuracy is above these, or was not measured.
     """
 
     sentence: str
@@ -27,6 +28,7 @@ class Findings:
     chance: float
     baseline: Figure | None
     tone: str
+    learned: bool = True
 
 
 def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
@@ -57,6 +59,8 @@ def find(source: RunSource) -> Findings:
     shown, not_shown, tone = _claims(source, accuracy, chance, baseline)
     right = f"On {_instances(source, accuracy)} the verifier decided {percent_words(accuracy.estimate)} correctly"
     sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(source, accuracy, chance, baseline)}."
+    if (failed := not_learned(source, accuracy, chance, baseline)) is not None:
+        sentence = f"{failed} {sentence}"
     if (error := soundness_error(source)) is not None:
         sentence += f" {_whoever(source)} {percent_words(error.estimate)} of false claims are accepted{sure_words(error)}."
     return Findings(
@@ -67,7 +71,24 @@ def find(source: RunSource) -> Findings:
         chance,
         baseline,
         "plain" if tone == "good" and broken else tone,
+        learned=failed is None,
     )
+
+
+def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> str | None:
+    """That the verifier is no better than without a prover, or than chance where that is unknown, and what to try; None where it is better."""
+    alone = agents(source.rows) == ["verifier"]
+    marks: list[float | Figure] = [chance] if alone or baseline is None else [chance, baseline]
+    if all(accuracy.against(mark) == "above" for mark in marks):
+        return None
+    below = "chance" if alone or baseline is None else f"the {percent_words(baseline.estimate)} measured without a prover"
+    config, attempts = source.config, ["another seed (--seed)", "more iterations (nip-ray resume RUN_DIR --iterations N)"]
+    rule = section(config, "algorithm")
+    if not alone and rule.get("name") in ("ppo", "reinforce"):
+        recipe = [] if config.get("search") is not None else ["search: {}"]
+        recipe += ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
+        attempts = [" and ".join(recipe), *attempts] if recipe else attempts
+    return f"This run did not learn: its verifier is not above {below}; try {', '.join(attempts[:-1])} or {attempts[-1]}."
 
 
 def solo_baseline(source: RunSource) -> Figure | None:

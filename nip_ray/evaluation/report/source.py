@@ -20,6 +20,7 @@ from nip_ray.storage.listing import config_of
 
 MAX_TEXT = 60_000  # characters of a config or environment that a page shows
 CROSS_PLAY = "cross_play.json"
+PRETRAINING = "pretraining.json"
 MAX_TRANSCRIPT_BYTES = 20_000_000  # a report shows a handful of episodes; more than this is not read
 
 Row = dict[str, float]
@@ -34,7 +35,7 @@ class RunSource:
     config_text, environment: what the page shows; config: the same config parsed. evaluation: evaluation.json, {} without one.
     transcripts: records of `transcripts_name`, the newest file. unreadable: a newer file of which nothing can be read, else "".
     pictures: instance -> what is drawn of it. items: instance -> problem and program of code validation. cross_play: cross_play.json, {}
-    without one. notes: what was missing or damaged, one sentence each.
+    without one. pretraining: pretraining.json, {} without one. notes: what was missing or damaged, one sentence each.
     """
 
     run_dir: Path
@@ -49,6 +50,7 @@ class RunSource:
     pictures: Mapping[str, Record]
     items: Mapping[str, Record]
     cross_play: Record
+    pretraining: Record
     notes: list[str]
 
     def told(self, part: str) -> Any:
@@ -75,10 +77,11 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
         records, name, unreadable = _chosen_transcripts(run_dir, transcripts), f"{transcripts}.jsonl", ""
     environment = _object(run_dir / "environment.json", notes)
     crossed = _object(run_dir / CROSS_PLAY, notes) if (run_dir / CROSS_PLAY).is_file() else {}
+    pretrained = _object(run_dir / PRETRAINING, notes) if (run_dir / PRETRAINING).is_file() else {}
     parsed, pictures = _parsed(config_text, notes), read_pictures(run_dir)
     items = _items(run_dir / "items" / ("test.jsonl" if name.startswith("test-") else "train.jsonl"), records, notes)
     return RunSource(
-        run_dir, rows, config_text, parsed, environment, evaluation, records, name, unreadable, pictures, items, crossed, notes
+        run_dir, rows, config_text, parsed, environment, evaluation, records, name, unreadable, pictures, items, crossed, pretrained, notes
     )
 
 

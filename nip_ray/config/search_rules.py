@@ -1,0 +1,78 @@
+"""Rules about provers that search, and about decisions that learn from more than their draws. See `nip_ray.config.rules`."""
+
+from collections.abc import Iterator
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.learning_rules import learns, stranger
+from nip_ray.config.players import agent_settings, playing, source_of, without_verifier
+from nip_ray.protocols.spec import Protocol
+from nip_ray.protocols.tables import PROTOCOLS, table_of
+from nip_ray.settings.ppo import OnPolicySettings, PPOSettings, ReinforceSettings
+
+_RULES = (PPOSettings, ReinforceSettings)
+
+
+def searchers(config: ExperimentConfig) -> tuple[str, ...]:
+    """The provers that search: those that `search.agents` names, else all that learn."""
+    if config.search is None:
+        return ()
+    provers = table_of(config.protocol.name, config.protocol).provers
+    return config.search.agents or tuple(agent for agent in provers if learns(agent_settings(config, agent)))
+
+
+def search(config: ExperimentConfig) -> Iterator[str]:
+    """What a message is worth must be computable from what the verifier gives it, and somebody must be there to be taught."""
+    if config.search is None:
+        return
+    if not isinstance(config.algorithm, _RULES):
+        yield f"search: not available with {config.algorithm.name}, leave it out or use ppo or reinforce"
+        return
+    if config.runtime.static_shapes:
+        yield "search: not available with runtime.static_shapes, leave one of them out"
+    if linear := getattr(config.scenario, "linear_symbols", 0):
+        yield f"search: scenario.linear_symbols is {linear}, and only main messages can be tried, use 0"
+    if config.protocol.name not in PROTOCOLS:
+        return
+    table = table_of(config.protocol.name, config.protocol)
+    if (reason := _worth_unknown(table)) is not None:
+        yield f"search: not available under {table.name}, {reason}; leave it out"
+        return
+    for agent in dict.fromkeys(config.search.agents or ()):
+        if (fault := stranger(config, agent)) is not None:
+            yield f"search.agents: {agent} is {fault}"
+        elif agent not in table.provers:
+            yield f"search.agents: {agent} is no prover, expected some of {', '.join(table.provers)}"
+        elif not learns(agent_settings(config, agent)):
+            yield f"search.agents: {agent} never learns (scenario.agents.{source_of(config, agent)}), leave it out"
+    if config.search.agents is None and not searchers(config):
+        yield "search: no prover learns, so nobody would be taught, leave it out"
+
+
+def _worth_unknown(table: Protocol) -> str | None:
+    """Why it cannot be computed what a message is worth; None where it can."""
+    payment = table.payment
+    if table.verifier is None:
+        return "which has no verifier"
+    if not table.provers:
+        return "which has no prover"
+    if table.zero_knowledge is not None:
+        return "whose zero knowledge pays for likeness between agents"
+    if table.chooser is not None:
+        return f"where {table.chooser} chooses its side with a message"
+    if payment.function is not None or payment.per_error:
+        return "which pays by more than a table of verdicts"
+    return None
+
+
+def verdict_gradient(config: ExperimentConfig) -> Iterator[str]:
+    """More than the drawn decision is learned from by rules that learn from each agent's own turns, where there are verdicts."""
+    rule = config.algorithm
+    if not isinstance(rule, OnPolicySettings) or rule.verdict_gradient == "sampled":
+        return
+    key = f"algorithm.verdict_gradient: got {rule.verdict_gradient}"
+    if not isinstance(rule, _RULES):
+        yield f"{key}, but {rule.name} weighs what agents did, leave it out or use ppo or reinforce"
+    if config.runtime.static_shapes:
+        yield f"{key}, not available with runtime.static_shapes, leave one of them out"
+    if config.protocol.name in PROTOCOLS and playing(config) is not None and without_verifier(config):
+        yield f"{key}, but {config.protocol.name} has no verdicts, leave it out"

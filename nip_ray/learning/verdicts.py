@@ -1,0 +1,71 @@
+"""What agents learn from beside the actions that were drawn: all decisions of a turn, and all messages that a search tried.
+
+Sources: the gradient of the expected pay, summed over decisions: Ciosek and Whiteson, "Expected policy gradients", 2018, equation 4, here
+under PPO's clipped ratio (Schulman et al. 2017, equation 7). A verifier that learns by the log score of the label: Anil et al., "Learning
+to give checkable answers with prover-verifier games", 2021; Kirchner et al., "Prover-verifier games improve legibility of LLM outputs",
+2024. Imitation of a search: Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017, equation 3.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nip_ray.learning.policy import LogPolicy, Policy
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What is known of D decisions in N turns.
+
+    pay_ND: what each would have been paid at once, NaN where that is not known. log_prob_ND: their log-probabilities before the update.
+    drawn_N: (N,) int64, which was drawn.
+    """
+
+    pay_ND: Tensor
+    log_prob_ND: Tensor
+    drawn_N: Tensor
+
+    def rows(self, row_K: Tensor) -> "Verdicts":
+        """Some turns."""
+        return Verdicts(self.pay_ND[row_K], self.log_prob_ND[row_K], self.drawn_N[row_K])
+
+    @property
+    def settled_N(self) -> Tensor:
+        """(N,) bool: whether the pay of the decision that was drawn is known, so that the expected pay says all there is to learn."""
+        return ~self.pay_ND.gather(1, self.drawn_N[:, None]).squeeze(1).isnan()
+
+
+def expected_objective(log_policy: LogPolicy, known: Verdicts, advantage_ND: Tensor, clip_epsilon: float | None) -> Tensor:
+    """(N,) minus the expected advantage over the decisions whose pay is known, whose gradient is minus that of the expected pay:
+
+    -sum_d pi(d) A(d), or with `clip_epsilon` -sum_d pi_old(d) min(rho(d) A(d), clip(rho(d), 1 - eps, 1 + eps) A(d)). A decision that is
+    not among them is left to the turn's sampled objective. advantage_ND: read where the pay is known.
+    """
+    assert log_policy.decision is not None
+    known_ND = ~known.pay_ND.isnan()
+    advantage_ND = torch.where(known_ND, advantage_ND, 0.0)
+    if clip_epsilon is None:
+        return -(log_policy.decision.exp() * advantage_ND).sum(1)
+    ratio_ND = (log_policy.decision - known.log_prob_ND).clamp(-20.0, 20.0).exp()
+    clipped_ND = ratio_ND.clamp(1 - clip_epsilon, 1 + clip_epsilon)
+    return -(known.log_prob_ND.exp() * torch.minimum(ratio_ND * advantage_ND, clipped_ND * advantage_ND)).sum(1)
+
+
+def label_loss(policy: Policy, y_N: Tensor) -> Tensor:
+    """(N,) the cross-entropy of the label `y_N` (N,) int64 and the verdict, given that there is one; 0 where no decision counts."""
+    assert policy.decision is not None
+    assert policy.may_decide is not None
+    loss_N = torch.nn.functional.cross_entropy(policy.decision[:, :-1], y_N, reduction="none")
+    return loss_N * policy.may_decide
+
+
+def imitation(log_policy: LogPolicy, taught_NFS: Tensor) -> Tensor:
+    """(N,) KL(search || policy), summed over F message factors; 0 where nothing is taught."""
+    difference_NFS = torch.where(taught_NFS > 0, taught_NFS.clamp_min(1e-30).log() - log_policy.message, 0.0)
+    return (taught_NFS * difference_NFS).sum((1, 2))
+
+
+def taught_turns(taught_NFS: Tensor) -> Tensor:
+    """(N,) bool: the turns in which something is taught."""
+    return (taught_NFS > 0).any(2).any(1)

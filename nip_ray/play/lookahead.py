@@ -1,0 +1,212 @@
+"""Provers that search in play: each message is tried against the current networks before one is said.
+
+Decisions that matter here:
+- what a message is worth is computed, not sampled: after it everybody says its likeliest words, deciders put off every decision, and their
+  probabilities of each verdict in each round give the expected pay. Of later turns of the same prover the network's own are assumed;
+- provers who speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium they play;
+- everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`;
+- what was found is a distribution, and the network is taught all of it, not the message that was drawn.
+
+Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017; optimistic
+multiplicative weights, Rakhlin and Sridharan, "Optimization, learning, and games with predictable sequences", 2013, whose average
+strategies come to an equilibrium of a zero-sum game at the rate 1 / steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nip_ray.learning.policy import FORBIDDEN_BELOW, Action, Policy
+from nip_ray.play.core import Asked, BatchedPlay, Edit, Player, Searched, Turn
+from nip_ray.play.staged import part_of, stage
+from nip_ray.seeding import generator
+from nip_ray.settings.search import SearchSettings
+
+_BATCH = 2048  # dialogues that are tried at once
+_STEPS = 60  # of multiplicative weights
+_RATE = 2.0  # of a step, of pay scaled to span 1
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """The search of one share of an iteration; called by `play_round`.
+
+    play: plays what is tried, of the same scenario. searches_B: (B,) bool, the copies in which `agents` search. noise: what they draw from
+    what they found.
+    """
+
+    play: BatchedPlay
+    agents: Sequence[str]
+    searches_B: Tensor
+    noise: torch.Generator
+    settings: SearchSettings
+
+    def __call__(self, play: BatchedPlay, players: Mapping[str, Player], asked: Asked, chosen: Mapping[str, Action]) -> dict[str, Searched]:
+        """What those of `agents` say who have a turn now, in copies in which they search and their current network plays."""
+        speakers = [agent for agent in self.agents if agent in asked]
+        if not speakers or play.round + 1 >= play.protocol.max_rounds:  # nobody would hear it
+            return {}
+        each = max(2, int(self.settings.candidates ** (1 / len(speakers)) + 1e-9))
+        options = {agent: self._options(play, players[agent], *asked[agent], chosen[agent], each) for agent in speakers}
+        valid_BX = options[speakers[0]].valid_BC
+        for agent in speakers[1:]:
+            valid_BX = valid_BX[..., None] & options[agent].valid_BC.view(len(valid_BX), *[1] * (valid_BX.dim() - 1), -1)
+        searched_B = torch.stack([options[agent].searches_B for agent in speakers]).any(0)
+        copy_K, *option_AK = (valid_BX & searched_B.view(-1, *[1] * (valid_BX.dim() - 1))).nonzero(as_tuple=True)
+        said_KACM = self._said(play, asked, chosen)[copy_K]
+        for agent, option_K in zip(speakers, option_AK, strict=True):
+            self._write(play, agent, said_KACM, options[agent].message_BCF[copy_K, option_K])
+        pay_KA = self._pay(play, players, copy_K, said_KACM)
+        pays = [pay_KA[:, play.protocol.agents.index(agent)] for agent in speakers]
+        chances = equilibrium(pays, copy_K, option_AK, [options[agent].valid_BC for agent in speakers], self.settings.temperature)
+        return {agent: self._found(play, asked[agent], options[agent], chance_BC) for agent, chance_BC in zip(speakers, chances)}
+
+    def _options(self, play: BatchedPlay, player: Player, copy_N: Tensor, policy: Policy, action: Action, most: int) -> "_Options":
+        """The messages that an agent tries: those that may be said, the likeliest first; its own draw alone where it does not search."""
+        message_NCF, valid_NC = likeliest(policy, most)
+        searches_N = self.searches_B[copy_N]
+        if player.version_B is not None:
+            searches_N = searches_N & (player.version_B[copy_N] < 0)
+        message_NCF[~searches_N, 0] = action["message"][~searches_N]
+        valid_NC[~searches_N] = False
+        valid_NC[~searches_N, 0] = True
+        count, options = len(play.id_B), message_NCF.shape[1]
+        message_BCF = message_NCF.new_zeros(count, options, message_NCF.shape[2])
+        valid_BC = torch.zeros(count, options, dtype=torch.bool, device=valid_NC.device)
+        valid_BC[:, 0] = True  # one without a turn has nothing to choose
+        searches_B = torch.zeros_like(valid_BC[:, 0])
+        message_BCF[copy_N], valid_BC[copy_N], searches_B[copy_N] = message_NCF, valid_NC, searches_N
+        return _Options(message_BCF, valid_BC, searches_B)
+
+    def _said(self, play: BatchedPlay, asked: Asked, chosen: Mapping[str, Action]) -> Tensor:
+        """(B, A, C, M): this round's messages as they were drawn."""
+        said_BACM = torch.full_like(play.main_BRACM[:, play.round], -1)
+        for agent, (copy_N, _) in asked.items():
+            own_NACM = said_BACM[copy_N]
+            self._write(play, agent, own_NACM, chosen[agent]["message"])
+            said_BACM[copy_N] = own_NACM
+        return torch.where(play.active_BAC[..., None], said_BACM, -1)
+
+    def _write(self, play: BatchedPlay, agent: str, said_KACM: Tensor, message_KF: Tensor) -> None:
+        writes = play.writes[agent]
+        said_KACM[:, play.protocol.agents.index(agent), writes] = message_KF.view(len(message_KF), len(writes), -1)
+
+    def _pay(self, play: BatchedPlay, players: Mapping[str, Player], copy_K: Tensor, said_KACM: Tensor) -> Tensor:
+        """(K, A): what everybody may expect to be paid where this is said now in the copies `copy_K`."""
+        protocol, parts = play.protocol, []
+        amount_YVA = protocol.amounts_on(play.device)[0]
+        silent = {agent: replace(player, noise=None, edit=_undecided(protocol.undecided)) for agent, player in players.items()}
+        active_BAC1 = play.active_BAC[..., None]
+        for copy_L, said_LACM in zip(copy_K.split(_BATCH), said_KACM.split(_BATCH), strict=True):
+            main_LRACM = play.main_BRACM[copy_L]
+            main_LRACM[:, play.round] = torch.where(active_BAC1[copy_L], said_LACM, -1)
+            own = {agent: part_of(player, copy_L) for agent, player in silent.items()}
+            seed_L, y_L = play.state.seed_B[copy_L], play.state.y_B[copy_L]
+            staged = stage(self.play, own, play.id_B[copy_L], seed_L, (main_LRACM, play.round + 1))
+            paid_LVA = amount_YVA[protocol.role_B(seed_L), y_L]
+            parts.append(torch.einsum("lv,lva->la", ends(staged.chance_BRD), paid_LVA))
+        return torch.cat(parts)
+
+    def _found(self, play: BatchedPlay, asked: tuple[Tensor, Policy], options: "_Options", chance_BC: Tensor) -> Searched:
+        """Draw one of the options by these chances, and say what all of them teach."""
+        copy_N, policy = asked
+        uniform_B = torch.rand(len(play.id_B), generator=self.noise, device=self.noise.device).to(chance_BC.device)
+        reached_BC = chance_BC.cumsum(1) < (uniform_B * chance_BC.sum(1))[:, None]
+        option_N = reached_BC.sum(1).clamp_max(chance_BC.shape[1] - 1)[copy_N]
+        searches_N = options.searches_B[copy_N]
+        message_NCF, chance_NC = options.message_BCF[copy_N], chance_BC[copy_N]
+        message_NF = message_NCF[torch.arange(len(copy_N), device=copy_N.device), option_N]
+        taught_NFS = torch.zeros_like(policy.message)
+        taught_NFS.scatter_add_(2, message_NCF.transpose(1, 2), chance_NC[:, None].expand(-1, message_NCF.shape[2], -1).contiguous())
+        taught_NFS *= (policy.speaks & searches_N[:, None])[..., None]
+        return Searched(torch.where(searches_N[:, None], message_NF, -1), taught_NFS)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """message_BCF: up to C messages in each copy, of which `valid_BC` may be said. searches_B: where the agent chooses among them."""
+
+    message_BCF: Tensor
+    valid_BC: Tensor
+    searches_B: Tensor
+
+
+def lookahead(
+    play: BatchedPlay, settings: SearchSettings, agents: Sequence[str], share: float, copies: int, seed: int, iteration: int, worker: int
+) -> Lookahead:
+    """The search of one worker's share of an iteration: of all that it draws `seed`, iteration and worker decide."""
+    uniform_B = torch.rand(copies, generator=generator(seed, "who searches", iteration, worker))
+    noise = generator(seed, "search", iteration, worker, device=play.device)
+    return Lookahead(BatchedPlay(play.scenario, str(play.device)), agents, (uniform_B < share).to(play.device), noise, settings)
+
+
+def _undecided(code: int) -> Edit:
+    """Puts off every decision. code: of the decision to continue."""
+
+    def edit(turn: Turn) -> Action:
+        return {name: torch.full_like(part, code) if name == "decision" else part for name, part in turn.action.items()}
+
+    return edit
+
+
+def likeliest(policy: Policy, most: int) -> tuple[Tensor, Tensor]:
+    """((N, C, F) the `most` likeliest messages of each of N turns, or all there are, the likeliest first; (N, C) which may be said).
+
+    A factor that is not in play has one symbol, 0. Exact: a message is no likelier than any beginning of it.
+    """
+    count, factors, symbols = policy.message.shape
+    score_NC = policy.message.new_zeros(count, 1)
+    message_NCF = torch.zeros(count, 1, 0, dtype=torch.int64, device=policy.message.device)
+    only_first_S = torch.full_like(policy.message[0, 0], -torch.inf)
+    only_first_S[0] = 0.0
+    for factor in range(factors):
+        legal_NS = policy.message[:, factor] > FORBIDDEN_BELOW
+        log_prob_NS = torch.log_softmax(policy.message[:, factor], -1).masked_fill(~legal_NS, -torch.inf)
+        log_prob_NS = torch.where(policy.speaks[:, factor, None], log_prob_NS, only_first_S)
+        total_NX = (score_NC[:, :, None] + log_prob_NS[:, None]).flatten(1)
+        score_NC, place_NC = total_NX.topk(min(most, total_NX.shape[1]), dim=1)
+        before_NCF = message_NCF.gather(1, (place_NC // symbols)[..., None].expand(-1, -1, factor))
+        message_NCF = torch.cat([before_NCF, (place_NC % symbols)[..., None]], 2)
+    return message_NCF, score_NC > -torch.inf
+
+
+def ends(chance_BRD: Tensor) -> Tensor:
+    """(B, D) the chances of each verdict and, last, of none over all rounds. chance_BRD: those of each round given that nobody has decided
+    before, 0 where nobody could."""
+    on_BR = torch.where(chance_BRD.sum(-1) > 0, chance_BRD[..., -1], 1.0).cumprod(1)
+    before_BR = torch.cat([torch.ones_like(on_BR[:, :1]), on_BR[:, :-1]], 1)
+    return torch.cat([(before_BR[..., None] * chance_BRD[..., :-1]).sum(1), on_BR[:, -1:]], 1)
+
+
+def equilibrium(
+    pays: Sequence[Tensor], copy_K: Tensor, options: Sequence[Tensor], valids: Sequence[Tensor], temperature: float
+) -> list[Tensor]:
+    """The chances (B, C) with which each player chooses among its options in B games.
+
+    pays: player -> (K,) what it is paid at each combination; copy_K: of which game that is; options: player -> (K,) its option there;
+    valids: player -> (B, C) bool, which options it has. One player alone: the softmax of pay / temperature. Several: the average of
+    optimistic multiplicative weights, where each step also draws strategies towards the uniform one as that temperature does.
+    """
+    if len(pays) == 1:
+        logit_BC = torch.where(valids[0], 0.0, -torch.inf)
+        logit_BC[copy_K, options[0]] = pays[0] / temperature
+        return [torch.softmax(logit_BC, 1)]
+    spans = [(pay.max() - pay.min()).clamp_min(1e-9) if len(pay) else 1.0 for pay in pays]
+    log_BC = [torch.where(valid, 0.0, -torch.inf) for valid in valids]
+    before = [torch.zeros_like(valid, dtype=torch.float32) for valid in valids]
+    total = [torch.zeros_like(gain) for gain in before]
+    for _ in range(_STEPS):
+        chances = [torch.softmax(own, 1) for own in log_BC]
+        for player, (pay_K, span) in enumerate(zip(pays, spans, strict=True)):
+            weight_K = torch.ones_like(pay_K)
+            for other, option_K in enumerate(options):
+                if other != player:
+                    weight_K = weight_K * chances[other][copy_K, option_K]
+            gain_BC = torch.zeros_like(before[player]).index_put_((copy_K, options[player]), weight_K * pay_K, accumulate=True)
+            step = _RATE / span
+            log_BC[player] = (log_BC[player] + step * (2 * gain_BC - before[player])) / (1 + step * temperature)
+            before[player] = gain_BC
+            total[player] = total[player] + chances[player]
+    return [own / _STEPS for own in total]

@@ -1,0 +1,63 @@
+"""The terms of a loss beside those of drawn actions, and over which turns the latter are means: shared by PPO and REINFORCE.
+
+The formulas are in `nip_ray.learning.verdicts`.
+"""
+
+from torch import Tensor
+
+from nip_ray.learning.policy import LogPolicy, Policy
+from nip_ray.learning.verdicts import expected_objective, imitation, label_loss, taught_turns
+from nip_ray.play.rollout import AgentRows
+from nip_ray.rllib.learner import AgentData, Loss
+
+
+def imitation_loss(policy: Policy, rows: AgentRows, own: Tensor) -> Loss:
+    """The whole loss of an agent whose turns `own` were all found by a search."""
+    assert rows.taught_NFS is not None
+    loss = imitation(policy.normalised(), rows.taught_NFS[own]).mean()
+    return Loss(loss, {"imitation": loss})
+
+
+def weights_of(data: AgentData, own: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """((K,) 1 for turns that the agent's network played, 0 for those that were found by a search; (K,) the same, and 0 for turns whose
+    expected pay is known as well). None: all are 1."""
+    drawn_K = None if data.rows.taught_NFS is None else ~taught_turns(data.rows.taught_NFS[own])
+    sampled_K = drawn_K
+    if data.verdicts is not None:
+        unsettled_K = ~data.verdicts.rows(own).settled_N
+        sampled_K = unsettled_K if drawn_K is None else drawn_K & unsettled_K
+    to = data.advantage_N.dtype
+    return None if drawn_K is None else drawn_K.to(to), None if sampled_K is None else sampled_K.to(to)
+
+
+def part(term: Tensor, weight_K: Tensor | None) -> Tensor:
+    """The mean over the turns of weight 1, as their part of the mean over all turns."""
+    return term if weight_K is None else term * weight_K.mean()
+
+
+def further_terms(
+    policy: Policy, log_policy: LogPolicy, data: AgentData, own: Tensor, all_rows: Tensor, normalize: bool, clip: float | None
+) -> dict[str, Tensor]:
+    """What is added to the loss over the turns `own`, by name: nothing, "verdict" or "imitation".
+
+    all_rows, normalize: advantages are scaled by mean and deviation over these turns, if at all. clip: of probability ratios (None: none).
+    """
+    found = {}
+    if data.verdicts is not None:
+        known = data.verdicts.rows(own)
+        middle, deviation = _scale(data, all_rows) if normalize else (0.0, 1.0)
+        advantage_KD = (known.pay_ND - data.value_N[own][:, None] - middle) / deviation
+        found["verdict"] = expected_objective(log_policy, known, advantage_KD, clip).mean()
+    if data.y_N is not None and policy.may_decide is not None:
+        found["verdict"] = label_loss(policy, data.y_N[own]).sum() / policy.may_decide.sum().clamp_min(1)
+    if data.rows.taught_NFS is not None:
+        found["imitation"] = imitation(log_policy, data.rows.taught_NFS[own]).mean()
+    return found
+
+
+def _scale(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    if data.moments is not None:
+        middle, deviation = data.moments.to(data.advantage_N.dtype)
+        return middle, deviation
+    advantage_K = data.advantage_N[all_rows]
+    return (advantage_K.mean(), advantage_K.std(unbiased=False).clamp_min(1e-6)) if len(advantage_K) > 1 else (0.0, 1.0)

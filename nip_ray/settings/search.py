@@ -1,0 +1,33 @@
+"""Provers that search while they learn."""
+
+from dataclasses import dataclass
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Before a prover speaks it tries its messages against the current verifier; what it finds is said, and its network imitates it.
+
+    Expert iteration (Anthony, Tian and Barber 2017) with a search of one message; the defaults are this library's, measured on graph
+    isomorphism (benchmarks/results.md).
+    """
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    share: float = option(1.0, "Share of the episodes in which provers search; in the others they play and learn by the rule.", ge=0, le=1)
+    last_share: float | None = option(
+        None, "This share in the last iteration, reached linearly over all of them (none: it stays as it is).", ge=0, le=1
+    )
+    temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", gt=0)
+    candidates: int = option(
+        128, "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.", ge=2
+    )
+    agents: tuple[str, ...] | None = option(None, "Who searches (none: every prover that learns).", min_length=1)
+
+
+def share_at(settings: SearchSettings, iteration: int, iterations: int) -> float:
+    """The share of episodes with a search in an iteration (from 0) of so many."""
+    if settings.last_share is None or iterations < 2:
+        return settings.share
+    return settings.share + (settings.last_share - settings.share) * min(1.0, iteration / (iterations - 1))
