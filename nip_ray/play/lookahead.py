@@ -54,6 +54,8 @@ class Lookahead:
         for agent in speakers[1:]:
             valid_BX = valid_BX[..., None] & options[agent].valid_BC.view(len(valid_BX), *[1] * (valid_BX.dim() - 1), -1)
         searched_B = torch.stack([options[agent].searches_B for agent in speakers]).any(0)
+        if not bool(searched_B.any()):
+            return {}
         copy_K, *option_AK = (valid_BX & searched_B.view(-1, *[1] * (valid_BX.dim() - 1))).nonzero(as_tuple=True)
         said_KACM = self._said(play, asked, chosen)[copy_K]
         for agent, option_K in zip(speakers, option_AK, strict=True):
@@ -193,20 +195,25 @@ def equilibrium(
         logit_BC = torch.where(valids[0], 0.0, -torch.inf)
         logit_BC[copy_K, options[0]] = pays[0] / temperature
         return [torch.softmax(logit_BC, 1)]
-    spans = [(pay.max() - pay.min()).clamp_min(1e-9) if len(pay) else 1.0 for pay in pays]
+    steps = [_RATE / _span(pay_K, copy_K, len(valids[0])) for pay_K in pays]
     log_BC = [torch.where(valid, 0.0, -torch.inf) for valid in valids]
     before = [torch.zeros_like(valid, dtype=torch.float32) for valid in valids]
     total = [torch.zeros_like(gain) for gain in before]
     for _ in range(_STEPS):
         chances = [torch.softmax(own, 1) for own in log_BC]
-        for player, (pay_K, span) in enumerate(zip(pays, spans, strict=True)):
+        for player, (pay_K, step_B1) in enumerate(zip(pays, steps, strict=True)):
             weight_K = torch.ones_like(pay_K)
             for other, option_K in enumerate(options):
                 if other != player:
                     weight_K = weight_K * chances[other][copy_K, option_K]
             gain_BC = torch.zeros_like(before[player]).index_put_((copy_K, options[player]), weight_K * pay_K, accumulate=True)
-            step = _RATE / span
-            log_BC[player] = (log_BC[player] + step * (2 * gain_BC - before[player])) / (1 + step * temperature)
+            log_BC[player] = (log_BC[player] + step_B1 * (2 * gain_BC - before[player])) / (1 + step_B1 * temperature)
             before[player] = gain_BC
             total[player] = total[player] + chances[player]
     return [own / _STEPS for own in total]
+
+
+def _span(pay_K: Tensor, copy_K: Tensor, count: int) -> Tensor:
+    """(B, 1): by how much a player's pay differs over the combinations of each game."""
+    ends = [torch.zeros(count, device=pay_K.device).scatter_reduce(0, copy_K, pay_K, how, include_self=False) for how in ("amax", "amin")]
+    return (ends[0] - ends[1]).clamp_min(1e-9)[:, None]

@@ -62,6 +62,7 @@ def figures(algorithm: Any) -> dict[str, Any]:
         pytest.param(message_game(), ADAPTS, id="coefficients that adapt"),
         pytest.param(message_game(algorithm=dict(name="reinforce")), dict(max_grad_norm=0.05), id="reinforce"),
         pytest.param(message_game(opponents=PAST), {}, id="opponents from the past"),
+        pytest.param(message_game(search=dict(share=0.5)), dict(verdict_gradient="expected"), id="provers search"),
         pytest.param(message_game(schedules={"verifier": dict(kind="contiguous", period=3, start=1, stop=2)}), {}, id="one rests"),
         pytest.param(THREE, dict(clip_gradients="joint", max_grad_norm=0.05), id="three agents, two processes"),
         pytest.param(SELDOM, ADAPTS, id="some have no turn"),

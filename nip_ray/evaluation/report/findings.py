@@ -76,7 +76,7 @@ def find(source: RunSource) -> Findings:
 
 
 def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> str | None:
-    """That the verifier is no better than without a prover, or than chance where that is unknown, and what to try; None where it is better."""
+    """That the verifier is no better than without a prover (or than chance, where that is unknown), and what to try; None where it is."""
     alone = agents(source.rows) == ["verifier"]
     marks: list[float | Figure] = [chance] if alone or baseline is None else [chance, baseline]
     if all(accuracy.against(mark) == "above" for mark in marks):

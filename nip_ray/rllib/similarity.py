@@ -1,0 +1,72 @@
+"""What zero knowledge adds to learning: the gradient of the similarity payment through logits.
+
+The similarity that the simulator is paid for, and the adversarial verifier pays, is a function of their logits, not of what was drawn
+from them. A score-function estimate of its gradient has mean zero in the very turn that is compared; so both follow the derivative of
+the payment through their own logits as well, the other's held fixed. Source of the payment: Hammond and Adam-Day, "Neural interactive
+proofs", ICLR 2025; the gradient is that of an expectation whose integrand depends on the parameters (Schulman et al., "Gradient
+estimation using stochastic computation graphs", 2015, theorem 1).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.learning.policy import Policy
+from nip_ray.learning.similarity import similarity
+from nip_ray.play.rollout import AgentRows, Rollout, own_rows
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import ZeroKnowledge
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The turns of the adversarial verifier and of the simulator in a rollout, and what is paid for their similarity (zero knowledge)."""
+
+    extra: ZeroKnowledge
+    adversary: AgentRows
+    simulator: AgentRows
+
+    def turns(self, copies: Tensor) -> int:
+        """How many turns both have in some copies."""
+        return len(self.adversary.beside(self.simulator, copies)[0])
+
+
+def compared_turns(scenario: Scenario, rollout: Rollout) -> Compared | None:
+    """What there is to compare in `rollout`; None without zero knowledge."""
+    extra = scenario.protocol.zero_knowledge
+    if extra is None:
+        return None
+    return Compared(extra, own_rows(scenario, rollout, extra.adversary), own_rows(scenario, rollout, extra.simulator))
+
+
+def similarity_losses(
+    compared: Compared, networks: Mapping[str, nn.Module], own_copies: Tensor, total: int, updated: Collection[str]
+) -> dict[str, Tensor]:
+    """Minus the mean similarity payment of the two agents, as far as they are in `updated`: this learner's share of the mean over all
+    turns that both have in the minibatch, of which there are `total`."""
+    adversary_K, simulator_K = compared.adversary.beside(compared.simulator, own_copies)
+    extra, found = compared.extra, {}
+    if len(adversary_K) == 0:
+        return found
+    learns = {agent: agent in updated for agent in (extra.adversary, extra.simulator)}
+    adversary = _policy(networks[extra.adversary], compared.adversary, adversary_K, learns[extra.adversary])
+    simulator = _policy(networks[extra.simulator], compared.simulator, simulator_K, learns[extra.simulator])
+    share = extra.simulator_reward / total
+    if learns[extra.adversary]:
+        found[extra.adversary] = similarity(adversary, _constant(simulator), extra.legacy).sum() * share
+    if learns[extra.simulator]:
+        found[extra.simulator] = -similarity(_constant(adversary), simulator, extra.legacy).sum() * share
+    return found
+
+
+def _policy(network: nn.Module, rows: AgentRows, row_K: Tensor, with_gradient: bool) -> Policy:
+    with torch.set_grad_enabled(with_gradient):
+        return network(rows.obs_of(row_K), True, False)[0]
+
+
+def _constant(policy: Policy) -> Policy:
+    everything = torch.arange(len(policy.message), device=policy.message.device)
+    with torch.no_grad():
+        return policy.rows(everything)

@@ -1,0 +1,235 @@
+"""Provers that search: what a message is worth against plays of each, what is chosen against linear programmes, and who is taught what."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+from nip_ray.learning.policy import FORBIDDEN_BELOW, Action, Policy
+from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
+from nip_ray.play.lookahead import ends, equilibrium, likeliest, lookahead
+from nip_ray.play.rollout import Rollout, own_rows
+from nip_ray.protocols import build
+from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.settings.search import SearchSettings, share_at
+from tests.builders import copies, graph_agents, graph_scenario, one_thread, spread_heads
+
+COPIES = 8
+
+
+@pytest.fixture(autouse=True)
+def single() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def made(name: str, message_size: int = 1, **parameters: Any) -> tuple[GraphIsomorphism, dict[str, nn.Module]]:
+    scenario = graph_scenario(build(name, **parameters), message_size=message_size)
+    agents = graph_agents(scenario, 2)
+    for network in agents.values():
+        spread_heads(network)
+    return scenario, agents
+
+
+def searched(
+    scenario: GraphIsomorphism, agents: dict[str, nn.Module], share: float = 1.0, players: dict[str, Player] | None = None, **settings: Any
+) -> Rollout:
+    """Greedy play in which provers search."""
+    play = BatchedPlay(scenario)
+    found = lookahead(play, SearchSettings(**settings), scenario.protocol.provers, share, COPIES, 5, 0, 0)
+    players = players or {agent: Player(network) for agent, network in agents.items()}
+    return play_episodes(play, players, *copies(scenario, COPIES), search=found, every_verdict=True)
+
+
+def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: dict[tuple[str, int], int], who: str) -> Tensor:
+    """(B,) what `who` may expect where this is said, (agent, round) -> symbol, and all else is likeliest, over all draws of decisions:
+    played for each path of decisions, one that puts off every decision but the last."""
+    protocol, index = scenario.protocol, scenario.protocol.agents.index(who)
+    total_B, on_B = torch.zeros(COPIES), torch.ones(COPIES)
+    first = max(round_ for _, round_ in said) + 1  # nobody has decided by then
+    for stop in range(first, protocol.max_rounds):
+        for code in range(protocol.undecided):
+            chances: list[Tensor] = []
+
+            def edit(turn: Turn, stop: int = stop, code: int = code, chances: list[Tensor] = chances) -> Action:
+                message = turn.action["message"].clone()
+                if (turn.agent, turn.round) in said:
+                    message[:] = said[turn.agent, turn.round]
+                if turn.agent != protocol.verifier:
+                    return {**turn.action, "message": message}
+                decides = turn.round == stop and turn.policy.may_decide is not None and bool(turn.policy.may_decide.all())
+                if decides:
+                    chances.append(torch.softmax(turn.policy.decision, -1))  # type: ignore[arg-type]
+                return {**turn.action, "decision": torch.full((COPIES,), code if decides else protocol.undecided)}
+
+            players = {agent: Player(network, edit=edit) for agent, network in agents.items()}
+            rollout = play_episodes(BatchedPlay(scenario), players, *copies(scenario, COPIES))
+            if chances:
+                total_B += on_B * chances[0][:, code] * rollout.reward_BRA[:, :, index].sum(1)
+        if chances:
+            on_B = on_B * chances[0][:, -1]
+    players = {agent: Player(network, edit=undecided_with(said, protocol.undecided)) for agent, network in agents.items()}
+    never = play_episodes(BatchedPlay(scenario), players, *copies(scenario, COPIES))
+    return total_B + on_B * never.reward_BRA[:, :, index].sum(1)
+
+
+def undecided_with(said: dict[tuple[str, int], int], code: int) -> Any:
+    def edit(turn: Turn) -> Action:
+        message = turn.action["message"].clone()
+        if (turn.agent, turn.round) in said:
+            message[:] = said[turn.agent, turn.round]
+        return {name: torch.full_like(part, code) if name == "decision" else message for name, part in turn.action.items()}
+
+    return edit
+
+
+@pytest.mark.parametrize("parameters", [dict(max_rounds=3, min_rounds=3), dict(max_rounds=5, min_rounds=1)])
+def test_one_prover_is_taught_the_softmax_of_what_each_message_pays(parameters: dict[str, int]) -> None:
+    scenario, agents = made("nip", **parameters)
+    rollout = searched(scenario, agents, temperature=0.05)
+    index, rows = scenario.protocol.agents.index("prover"), own_rows(scenario, rollout, "prover")
+    assert rows.taught_NFS is not None
+    first = rows.round_N == 1
+    legal_NS = agents["prover"](rows.obs, True, False)[0].message[:, 0] > FORBIDDEN_BELOW
+    pay_BS = torch.stack([pay_of(scenario, agents, {("prover", 1): symbol}, "prover") for symbol in range(scenario.num_symbols)], 1)
+    expected_BS = torch.softmax((pay_BS / 0.05).masked_fill(~legal_NS[first], -torch.inf), 1)
+    torch.testing.assert_close(rows.taught_NFS[first, 0], expected_BS, atol=1e-4, rtol=1e-3)
+    said_N = rollout.main_BRACM[rows.copy_N, rows.round_N, index].amax((1, 2))
+    assert (rows.taught_NFS[:, 0].gather(1, said_N[:, None]) > 0).all(), "what was drawn is among what is taught"
+
+
+def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
+    """In the round in which both answer at once: neither gains by another message against what the other is taught."""
+    scenario, agents = made("debate", max_rounds=3, min_rounds=3)
+    rollout = searched(scenario, agents, temperature=1e-6)
+    rows = {agent: own_rows(scenario, rollout, agent) for agent in scenario.protocol.provers}
+    symbols = range(scenario.num_symbols)
+    for who, other in (("prover0", "prover1"), ("prover1", "prover0")):
+        pay_BSS = torch.zeros(COPIES, len(symbols), len(symbols))
+        for mine, its in product(symbols, symbols):
+            pay_BSS[:, mine, its] = pay_of(scenario, agents, {(who, 1): mine, (other, 1): its}, who)
+        taught, against = (rows[agent].taught_NFS[:, 0] for agent in (who, other))  # type: ignore[index]
+        legal_BS = agents[who](rows[who].obs, True, False)[0].message[:, 0] > FORBIDDEN_BELOW
+        pay_BS = torch.einsum("bij,bj->bi", pay_BSS, against)
+        span_B = pay_BSS.amax((1, 2)) - pay_BSS.amin((1, 2))
+        assert (span_B > 1e-4).all()
+        lost_B = pay_BS.masked_fill(~legal_BS, -torch.inf).amax(1) - (pay_BS * taught).sum(1)
+        assert (lost_B < 0.05 * span_B).all()
+
+
+def test_games_of_two_come_near_their_values() -> None:
+    """Sharp random matrices of ten by ten, against linear programmes: the mean loss to a best answer is at most 3 % of the span."""
+    random = torch.Generator().manual_seed(0)
+    games, size = 20, 10
+    pay_BSS = torch.sigmoid(20 * (torch.rand(games, size, size, generator=random) - 0.5))
+    copy_K, one_K, other_K = torch.ones(games, size, size).nonzero(as_tuple=True)
+    valid = torch.ones(games, size, dtype=torch.bool)
+    x, y = equilibrium([pay_BSS.flatten(), -pay_BSS.flatten()], copy_K, [one_K, other_K], [valid, valid], 1e-3)
+    assert torch.allclose(x.sum(1), torch.ones(games))
+    values = []
+    for matrix in pay_BSS.double().numpy():
+        solved = linprog(
+            [0.0] * size + [-1.0],
+            A_ub=[[*-matrix[:, j], 1.0] for j in range(size)],
+            b_ub=[0.0] * size,
+            A_eq=[[1.0] * size + [0.0]],
+            b_eq=[1.0],
+        )
+        values.append(-solved.fun)
+    value_B = torch.tensor(values)
+    loss_x = value_B - torch.einsum("bij,bi->bj", pay_BSS, x).amin(1)
+    loss_y = torch.einsum("bij,bj->bi", pay_BSS, y).amax(1) - value_B
+    assert float(loss_x.mean()) < 0.03
+    assert float(loss_y.mean()) < 0.03
+
+
+def test_an_option_that_is_not_there_is_never_chosen() -> None:
+    valid = torch.tensor([[True, False, True], [True, True, True]])
+    copy_K, option_K = valid.nonzero(as_tuple=True)
+    (chance,) = equilibrium([torch.tensor([0.0, 1.0, 0.5, 0.5, 0.5])], copy_K, [option_K], [valid], 0.1)
+    torch.testing.assert_close(
+        chance, torch.tensor([[1 / (1 + torch.e**10), 0, 1 / (1 + torch.e**-10)], [1 / 3] * 3]), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_the_likeliest_messages_are_those_of_all_combinations() -> None:
+    """Three factors, of which one is not in play and one has a symbol that cannot be said."""
+    random = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 3, 5, generator=random)
+    logits[:, 2, 3] = -1e9
+    speaks = torch.tensor([[True, False, True]]).expand(4, 3)
+    found_NCF, valid_NC = likeliest(Policy(logits, None, None, speaks, None), 7)
+    log_NFS = torch.log_softmax(logits, -1)
+    for row in range(4):
+        scores = {(a, 0, c): float(log_NFS[row, 0, a] + log_NFS[row, 2, c]) for a in range(5) for c in range(5) if c != 3}
+        best = sorted(scores, key=lambda message: -scores[message])[:7]
+        assert [tuple(message) for message in found_NCF[row].tolist()] == best
+    assert valid_NC.all()
+    every, valid = likeliest(Policy(logits, None, None, speaks, None), 100)
+    assert every.shape[2] == 3
+    assert valid.sum(1).tolist() == [20] * 4
+
+
+def test_the_chances_of_ends_add_up_over_rounds() -> None:
+    chance = torch.tensor([[[0.0, 0.0, 0.0], [0.1, 0.2, 0.7], [0.5, 0.25, 0.25]]])
+    torch.testing.assert_close(ends(chance), torch.tensor([[0.1 + 0.7 * 0.5, 0.2 + 0.7 * 0.25, 0.7 * 0.25]]))
+
+
+def test_only_a_share_of_the_copies_is_searched_and_a_draw_repeats() -> None:
+    scenario, agents = made("nip", max_rounds=3, min_rounds=3)
+    plain = play_episodes(BatchedPlay(scenario), {agent: Player(network) for agent, network in agents.items()}, *copies(scenario, COPIES))
+    some, again = searched(scenario, agents, 0.5), searched(scenario, agents, 0.5)
+    assert some.taught_BRAFS is not None
+    assert again.taught_BRAFS is not None
+    assert some.main_BRACM.equal(again.main_BRACM)
+    assert some.taught_BRAFS.equal(again.taught_BRAFS)
+    taught_B = (some.taught_BRAFS > 0).flatten(1).any(1)
+    assert 0 < taught_B.sum() < COPIES
+    assert some.main_BRACM[~taught_B].equal(plain.main_BRACM[~taught_B])
+    none = searched(scenario, agents, 0.0)
+    assert none.main_BRACM.equal(plain.main_BRACM)
+    assert not none.taught_BRAFS.any()  # type: ignore[union-attr]
+
+
+def test_candidates_bound_what_is_tried() -> None:
+    scenario, agents = made("debate", max_rounds=3, min_rounds=3)
+    rollout = searched(scenario, agents, candidates=9)
+    for agent in scenario.protocol.provers:
+        rows = own_rows(scenario, rollout, agent)
+        assert rows.taught_NFS is not None
+        assert ((rows.taught_NFS > 0).sum(2) <= 3).all(), "three each, where two speak at once"
+        likely_N3 = agents[agent](rows.obs, True, False)[0].message[:, 0].topk(3).indices
+        assert ((rows.taught_NFS[:, 0] > 0).gather(1, likely_N3).sum(1) == (rows.taught_NFS[:, 0] > 0).sum(1)).all()
+
+
+def test_messages_of_several_symbols_are_taught_symbol_by_symbol() -> None:
+    scenario, agents = made("nip", message_size=2, max_rounds=3, min_rounds=3)
+    rows = own_rows(scenario, searched(scenario, agents, candidates=60, temperature=1e-4), "prover")
+    assert rows.taught_NFS is not None
+    assert rows.taught_NFS.shape[1] == 2
+    torch.testing.assert_close(rows.taught_NFS.sum(2), torch.ones(len(rows.copy_N), 2))
+    said_NF1 = rows.action["message"][..., None]
+    assert (rows.taught_NFS.gather(2, said_NF1) > 0).all()
+
+
+def test_snapshots_neither_search_nor_are_taught() -> None:
+    scenario, agents = made("nip", max_rounds=3, min_rounds=3)
+    version_B = torch.where(torch.arange(COPIES) < 3, 7, -1)
+    players = {agent: Player(network) for agent, network in agents.items()}
+    players["prover"] = replace(players["prover"], version_B=version_B, past={7: agents["prover"]})
+    rollout = searched(scenario, agents, players=players)
+    plain = play_episodes(BatchedPlay(scenario), {agent: Player(network) for agent, network in agents.items()}, *copies(scenario, COPIES))
+    assert rollout.taught_BRAFS is not None
+    assert (rollout.taught_BRAFS > 0).flatten(1).any(1).tolist() == (version_B < 0).tolist()
+    assert rollout.main_BRACM[:3].equal(plain.main_BRACM[:3])
+
+
+def test_the_share_moves_linearly() -> None:
+    settings = SearchSettings(share=1.0, last_share=0.2)
+    assert [share_at(settings, i, 5) for i in range(5)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    assert share_at(SearchSettings(share=0.3), 99, 100) == 0.3
