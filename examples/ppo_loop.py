@@ -45,6 +45,8 @@ class PlainLoop:
             raise UserError(f"algorithm.name: got {experiment.algorithm.name}, expected ppo")
         if experiment.schedules:
             raise UserError("schedules: here everybody always learns, set it to {} or use `nip-ray train`")
+        if experiment.search is not None or experiment.algorithm.verdict_gradient != "sampled":
+            raise UserError("search, algorithm.verdict_gradient: here actions that were drawn teach alone, use `nip-ray train`")
         self.config, self.settings, self.device = experiment, experiment.algorithm, device
         self.scenario = build_scenario(from_settings(experiment.protocol), experiment.scenario).to(device)
         self.agents = {name: agent.to(device) for name, agent in build_agents(self.scenario, experiment.scenario, experiment.seed).items()}

@@ -35,7 +35,7 @@ def search(config: ExperimentConfig) -> Iterator[str]:
         return
     table = table_of(config.protocol.name, config.protocol)
     if (reason := _worth_unknown(table)) is not None:
-        yield f"search: not available under {table.name}, {reason}; leave it out"
+        yield f"search: not available under {table.name}, {reason}, leave it out"
         return
     for agent in dict.fromkeys(config.search.agents or ()):
         if (fault := stranger(config, agent)) is not None:

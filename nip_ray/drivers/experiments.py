@@ -266,7 +266,7 @@ def experiment_agents(settings: RunnerSettings, experiment: ExperimentConfig, sc
         assert isinstance(learner.algorithm, ExperimentAgentSettings)
         where, seed = f"learners.{place}.algorithm.changes", stable_seed(settings.seed, "learner", place) % 2**31
         own = own_experiment(experiment, learner.algorithm.changes, where)
-        check_drivable(own.algorithm.name)
+        check_drivable(own)
         owns.append(_checked(alone(own, seed if place else settings.seed, scopes[place][1] - scopes[place][0]), f"learners.{place}"))
     made: list[Agent] = []
     for own in owns:

@@ -40,6 +40,10 @@ def past(**keys: Any) -> Data:
     return {"opponents": keys}
 
 
+def searching(**keys: Any) -> Data:
+    return {"search": keys}
+
+
 def probe(**keys: Any) -> Data:
     return {"evaluation": {"message_regression": {"enabled": True, **keys}}}
 
@@ -50,6 +54,7 @@ CONTIGUOUS: Data = {"kind": "contiguous", "period": 4, "start": 1, "stop": 3}
 ALTERNATING: Data = {"kind": "alternating", "period": 4, "first_agent_num_rounds": 2}
 DEBATE: Data = {"protocol": {"name": "debate"}}
 KUHN: Data = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
+FIXED: Data = {"runtime": {"static_shapes": True}, "protocol": {"name": "nip", "min_rounds": 3, "max_rounds": 3}}
 SEQUENCE = "algorithm.stackelberg_sequence"
 
 ILLEGAL: list[tuple[Data, str, str]] = [
@@ -105,6 +110,22 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (past(agents=["prover", "prover"]), "opponents.agents", "prover is named 2 times"),
     (past() | agents(prover=RANDOM), "opponents", "only verifier learns"),
     (past(draws=30), "opponents.latest", "leaves 51 of 256 copies for 60 opponents"),
+    # provers that search, decisions that learn from more than draws
+    (searching() | learning("stackelberg"), "search", "use ppo or reinforce"),
+    (searching() | learning("solo"), "search", "not available with solo"),
+    (searching() | KUHN, "search", "not available under kuhn_poker, which has no verifier"),
+    (searching() | {"protocol": {"name": "solo_verifier"}}, "search", "which has no prover"),
+    (searching() | {"protocol": {"name": "nip", "zero_knowledge": True}}, "search", "zero knowledge"),
+    (searching() | {"protocol": {"name": "open_debate", "max_rounds": 6}}, "search", "prover0 chooses its side"),
+    (searching() | {"scenario": {"linear_symbols": 2}}, "search", "scenario.linear_symbols is 2"),
+    (searching() | FIXED, "search", "leave one of them out"),
+    (searching(agents=["provr"]), "search.agents", "provr is no agent of nip, did you mean prover?"),
+    (searching(agents=["verifier"]), "search.agents", "verifier is no prover, expected some of prover"),
+    (searching(agents=["prover"]) | agents(prover=FROZEN), "search.agents", "prover never learns (scenario.agents.prover)"),
+    (searching() | agents(prover=RANDOM), "search", "no prover learns"),
+    (learning("stackelberg", verdict_gradient="expected"), "algorithm.verdict_gradient", "use ppo or reinforce"),
+    (KUHN | learning("ppo", verdict_gradient="label"), "algorithm.verdict_gradient", "kuhn_poker has no verdicts"),
+    (learning("ppo", verdict_gradient="expected") | FIXED, "algorithm.verdict_gradient", "static_shapes"),
     # first weights
     (weights(provr={"run_dir": "RUN"}), "initial_weights.provr", "did you mean prover?"),
     (weights(prover={"run_dir": "RUN"}) | agents(prover=RANDOM), "initial_weights.prover", "is random (scenario.agents.prover.kind)"),

@@ -252,6 +252,10 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
             {"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm.minibatch_size=9999"]}}]},
             "learners.0: algorithm.minibatch",
         ),
+        (
+            {"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm.verdict_gradient=expected"]}}]},
+            "algorithm.verdict_gradient: expected: not available to a driver",
+        ),
         ({"learners": [{"scope": 3}]}, "expected a sum of 10"),
     ],
 )

@@ -199,17 +199,26 @@ class ProtocolAgent(BaseAgent):
             self._noise.set_state(torch.as_tensor(state["noise"]))
 
 
-def check_drivable(name: str) -> None:
-    """Raises UserError for an algorithm whose iterations are more than a rollout and an update."""
+def check_drivable(config: ExperimentConfig) -> None:
+    """Raises UserError for an algorithm whose iterations are more than a rollout and an update, and for what needs more than the episodes
+    of an environment."""
     from nip_ray.rllib.algorithm import ProtocolAlgorithm
     from nip_ray.rllib.registry import ALGORITHMS
 
+    name = config.algorithm.name
     drivable = [key for key, made in ALGORITHMS.items() if made().algo_class.training_step is ProtocolAlgorithm.training_step]  # type: ignore[union-attr]
     if name not in drivable:
         raise UserError(
             f"algorithm.name: got {name}, which plays and learns in its own rhythm and cannot be driven; expected one of "
             f"{', '.join(drivable)} (as environment.changes: ['algorithm={{name: ppo}}']), or `nip-ray train`"
         )
+    beyond = {
+        "search": config.search is not None,
+        "opponents": config.opponents is not None,
+        "algorithm.verdict_gradient: expected": getattr(config.algorithm, "verdict_gradient", "sampled") == "expected",
+    }
+    for key in (key for key, asked in beyond.items() if asked):
+        raise UserError(f"{key}: not available to a driver, whose environment plays what it is given; leave it out, or use `nip-ray train`")
 
 
 def _build(config: ExperimentConfig) -> Any:
@@ -218,7 +227,7 @@ def _build(config: ExperimentConfig) -> Any:
 
     for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
         logging.getLogger(name).setLevel(logging.ERROR)
-    check_drivable(config.algorithm.name)
+    check_drivable(config)
     settings = ALGORITHMS[config.algorithm.name]().experiment(config)
     settings.debugging(log_level="ERROR")
     return settings.build_algo()
