@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tune_configs"
-TINY_GI = ("schedules={}", "play.num_copies=48", "algorithm.minibatch_size=72", "scenario.data.num_train=300", "scenario.data.num_test=60")
+TINY_GI = ("play.num_copies=48", "algorithm.minibatch_size=72", "scenario.data.num_train=300", "scenario.data.num_test=60")
 CALLS = 128
 Unit = Callable[[], object]
 

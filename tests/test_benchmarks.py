@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TINY = {
     "message_game": ("play.num_copies=32", "algorithm.minibatch_size=64"),
     "gi_fast": (
-        "schedules={}",
+        "search=null",
+        "algorithm.verdict_gradient=sampled",
         "play.num_copies=16",
         "algorithm.minibatch_size=24",
         "algorithm.num_epochs=2",

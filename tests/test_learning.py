@@ -99,7 +99,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_the_other_rules_do_better_than_what_was_measured_alone(tmp_path: Path, rule: str, seed: int) -> None:
     iterations, copies, algorithm = RULES[rule]
-    figures = final(tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}", "schedules={}")
+    figures = final(tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}", "search=null")
     assert figures["eval/verifier/accuracy"] > alone(figures)
 
 

@@ -27,10 +27,14 @@ LIKE |= {
     "sweep_pbt_gi": "gi_fast",
     "sweep_optuna_gi": "gi_fast",
     "sweep_depth_gap_gi": "gi_fast",
+    "sweep_learning_gi": "gi_fast",
     "protocols_gi": "gi_fast",
 }
 OTHERWISE = {"sweep_ei_cv": {"algorithm.guess_replacement_annealing"}, "sweep_pbt_gi": {"algorithm.anneal_lr"}}
-OTHERWISE["protocols_gi"] = {"algorithm.lr", *(f"schedules.verifier.{key}" for key in ("period", "start", "stop"))}
+OTHERWISE["protocols_gi"] = {f"algorithm.{key}" for key in ("lr", "num_epochs", "minibatch_size", "verdict_gradient")}
+OTHERWISE["protocols_gi"] |= {"algorithm.agents.verifier.entropy_coefficient", "play.num_copies"}
+OTHERWISE["protocols_gi"] |= {f"schedules.verifier.{key}" for key in ("kind", "period", "start", "stop", "first_agent")}
+"""The comparison of protocols has learning of its own, under which its results were recorded."""
 TINY = (
     "scenario.data.num_train=40",
     "scenario.data.num_test=10",
