@@ -35,6 +35,11 @@ class Verdicts:
         """(N,) bool: whether the pay of the decision that was drawn is known, so that the expected pay says all there is to learn."""
         return ~self.pay_ND.gather(1, self.drawn_N[:, None]).squeeze(1).isnan()
 
+    def expected_pay(self, drawn_N: Tensor) -> Tensor:
+        """(N,) the expected pay of turns in which that of every decision is known, for earlier turns to learn from; `drawn_N` elsewhere."""
+        known_N = ~self.pay_ND.isnan().any(1)
+        return torch.where(known_N, (self.log_prob_ND.exp() * self.pay_ND.nan_to_num()).sum(1), drawn_N)
+
 
 def expected_objective(log_policy: LogPolicy, known: Verdicts, advantage_ND: Tensor, clip_epsilon: float | None) -> Tensor:
     """(N,) minus the expected advantage over the decisions whose pay is known, whose gradient is minus that of the expected pay:

@@ -472,11 +472,13 @@ def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: 
     network.eval()
     _, value_N = network(rows.obs, False, True)
     reward_BR = rewards_with_cuts(scenario, network, rollout, rows, value_N, settings.gamma)
-    advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
     at = (rows.copy_N, rows.round_N)
-    data = with_verdicts(AgentData(rows, value_N, advantage_BR[at], target_BR[at]), scenario, network, rollout, settings)
+    data = with_verdicts(AgentData(rows, value_N, value_N, value_N), scenario, network, rollout, settings)
+    if data.verdicts is not None:
+        reward_BR = reward_BR.index_put(at, data.verdicts.expected_pay(reward_BR[at]))
+    advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
     learning_mode(network)
-    return data
+    return replace(data, advantage_N=advantage_BR[at], target_N=target_BR[at])
 
 
 def all_taught(rows: AgentRows) -> bool:

@@ -185,3 +185,11 @@ def test_the_score_function_agrees_where_everything_was_drawn() -> None:
         loss = score_loss(log_prob, log_prob.detach(), pay[:, code], None)
         total += log_prob.detach().exp() * torch.autograd.grad(loss, policy.decision, retain_graph=True)[0]  # type: ignore[arg-type]
     torch.testing.assert_close(exact, total)
+
+
+def test_earlier_turns_learn_from_the_expected_pay() -> None:
+    """Where every decision's pay is known; elsewhere what was drawn was paid."""
+    chance = torch.tensor([[0.2, 0.3, 0.5], [0.2, 0.3, 0.5]])
+    pay = torch.tensor([[1.0, -1.0, 0.4], [1.0, -1.0, math.nan]])
+    found = Verdicts(pay, chance.log(), torch.tensor([0, 1])).expected_pay(torch.tensor([9.0, -1.0]))
+    assert found.tolist() == pytest.approx([0.2 - 0.3 + 0.2, -1.0])
