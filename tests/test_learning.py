@@ -1,7 +1,9 @@
 """Learning claims: each fails when learning breaks. The quick one runs always, the long ones with `pytest -m learning`."""
 
+import json
 from pathlib import Path
 from runpy import run_path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ import torch
 from nip_ray.config.load import load_config
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.runs.experiment import run_experiment
+from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.seeding import stable_seed
+from nip_ray.storage.identity import ExperimentResult
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tune_configs"
@@ -65,11 +70,81 @@ def test_training_comes_to_an_equilibrium(game: str, seed: int) -> None:
     assert float(((returns_EA - value_A).abs() / span_A).amax(1).min()) < 0.01
 
 
+def shipped(tmp_path: Path, config: str, seed: int, *overrides: str) -> ExperimentResult:
+    """A run of a shipped config as long as it says."""
+    return run_experiment(load_config(CONFIGS / f"{config}.yaml", [f"seed={seed}", *overrides]), tmp_path / f"{config}-{seed}", quiet=True)
+
+
+def document(run: ExperimentResult) -> dict[str, Any]:
+    """What the last evaluation of a run wrote down."""
+    return json.loads((run.run_dir / "evaluation.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", range(5))
+def test_the_quickstart_succeeds_whatever_the_seed(tmp_path: Path, seed: int) -> None:
+    run = shipped(tmp_path, "quickstart", seed)
+    assert run.metrics["eval/verifier/accuracy"] >= 0.93
+    assert document(run)["soundness_error"]["estimate"] <= 0.08, "over all messages"
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("draw", range(3))
+def test_the_quickstart_succeeds_on_another_processor(tmp_path: Path, draw: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that rounds otherwise: every first weight is multiplied by 1 + 1e-6 noise."""
+    build = GraphIsomorphism.build_agent
+
+    def rounded(self: GraphIsomorphism, agent: str, seed: int) -> Any:
+        network = build(self, agent, seed)
+        noise = torch.Generator().manual_seed(stable_seed(draw, agent))
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight.mul_(1 + 1e-6 * torch.randn(weight.shape, generator=noise))
+        return network
+
+    monkeypatch.setattr(GraphIsomorphism, "build_agent", rounded)
+    assert shipped(tmp_path, "quickstart", 0, "evaluation.attack.enabled=false").metrics["eval/verifier/accuracy"] >= 0.93
+
+
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nip_does_better_than_any_verifier_could_alone(tmp_path: Path, seed: int) -> None:
-    figures = final(tmp_path, "gi_fast", seed, 400)
-    assert figures["eval/verifier/accuracy"] >= 0.90 > figures["eval/verifier/wl_bound"]
+    """On the published test split, and at 0.945 for three evaluations running before the run ends."""
+    run = shipped(tmp_path, "gi_fast", seed, "evaluation.interval=10", f"scenario.data.test={PUBLISHED_TEST}")
+    assert run.metrics["eval/verifier/accuracy"] >= 0.93 > run.metrics["eval/verifier/wl_bound"]
+    rows = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    right = [row["eval/verifier/accuracy"] >= 0.945 for row in rows if "eval/verifier/accuracy" in row]
+    assert any(all(right[i : i + 3]) for i in range(len(right) - 2))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_digits_are_judged_better_than_alone(tmp_path: Path, seed: int) -> None:
+    """Recorded .961, .922, .947 against .749 at best alone."""
+    assert shipped(tmp_path, "digits_nip", seed).metrics["eval/verifier/accuracy"] >= 0.89
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_language_models_learn_state_tracking_by_expert_iteration(tmp_path: Path, seed: int) -> None:
+    """Recorded at the end .99, 1.00 and .86, from .65 at most after the warm-up."""
+    assert shipped(tmp_path, "ei_offline", seed).metrics["eval/verifier/accuracy"] >= 0.77
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_language_models_learn_kuhn_poker(tmp_path: Path, seed: int) -> None:
+    """Recorded .033, .026 and .043, exact; players who choose at random have .458."""
+    assert shipped(tmp_path, "pg_kuhn_poker", seed).metrics["eval/exploitability"] <= 0.06
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+def test_language_models_learn_to_find_the_lie(tmp_path: Path, seed: int) -> None:
+    """Recorded .959 to .969 and .927 to .932 over every lie and every opponent, on 200 chains; the run's own test has fewer."""
+    metrics = shipped(tmp_path, "pg_state_tracking", seed).metrics
+    assert metrics["eval/worst_case/soundness"] >= 0.90
+    assert metrics["eval/worst_case/completeness"] >= 0.85
 
 
 RULES = {
@@ -125,10 +200,3 @@ def test_learners_with_foresight_cooperate(tmp_path: Path) -> None:
 def test_the_verifier_alone_stays_below_its_bound(tmp_path: Path, seed: int) -> None:
     figures = final(tmp_path, "gi_solo", seed, 100, "algorithm.lr=1e-3")
     assert 0.52 < figures["eval/verifier/accuracy"] <= figures["eval/verifier/wl_bound"]
-
-
-@pytest.mark.learning
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_quickstart_beats_chance(tmp_path: Path, seed: int) -> None:
-    figures = final(tmp_path, "quickstart", seed, load_config(CONFIGS / "quickstart.yaml").iterations)
-    assert figures["eval/verifier/accuracy"] > 0.55  # the 95 % interval of 1,000 instances then lies above chance

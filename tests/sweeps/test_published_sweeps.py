@@ -32,7 +32,11 @@ LIKE |= {
 }
 OTHERWISE = {"sweep_ei_cv": {"algorithm.guess_replacement_annealing"}, "sweep_pbt_gi": {"algorithm.anneal_lr"}}
 OTHERWISE["protocols_gi"] = {f"algorithm.{key}" for key in ("lr", "num_epochs", "minibatch_size", "verdict_gradient")}
-OTHERWISE["protocols_gi"] |= {"algorithm.agents.verifier.entropy_coefficient", "play.num_copies"}
+OTHERWISE["protocols_gi"] |= {
+    "algorithm.agents.verifier.entropy_coefficient",
+    "play.num_copies",
+    *(f"pretraining.{key}" for key in ("num_epochs", "anneal_lr")),
+}
 OTHERWISE["protocols_gi"] |= {f"schedules.verifier.{key}" for key in ("kind", "period", "start", "stop", "first_agent")}
 """The comparison of protocols has learning of its own, under which its results were recorded."""
 TINY = (
