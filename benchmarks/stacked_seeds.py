@@ -2,7 +2,8 @@
 
     python benchmarks/stacked_seeds.py                                                  # the message game
     python benchmarks/stacked_seeds.py --set algorithm.minibatch_size=128               # in small minibatches
-    python benchmarks/stacked_seeds.py --config gi_fast --set search=null --set algorithm.verdict_gradient=sampled --set pretraining.agents=[]
+    python benchmarks/stacked_seeds.py --config gi_fast --set search=null --set algorithm.verdict_gradient=sampled \
+        --set pretraining.agents=[]
 
 alone: two processes of one thread beside each other, each with one seed. stacked: one process of `--threads`, in which the parameters
 of all seeds have a leading axis (`torch.func.vmap`; torch's own kernels). wide: one process of `--threads` and one network with the
