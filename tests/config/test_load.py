@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nip_ray.config.aliases import ALIASES
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import keys_of
-from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, differences, load_config
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.drivers.spec import parse_runner
 from nip_ray.errors import UserError
@@ -269,3 +269,10 @@ def test_a_reward_that_is_shared_whatever_is_asked_is_warned_of(tmp_path: Path, 
     path.write_text("{protocol: {name: message_game}, scenario: {name: message_game}}")
     assert load_config(path).protocol.shared_reward
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("part", ["search", "opponents"])
+def test_a_part_that_is_there_with_its_defaults_alone_is_a_difference(part: str) -> None:
+    config = config_from_dict({part: {}})
+    assert differences(config) == {part: {}}
+    assert config_from_dict(differences(config), complete=False) == config != config_from_dict({})
