@@ -240,7 +240,8 @@ def differences(value: Any, default: Any = None) -> dict[str, Any]:
         tags = ["name"] if len(kinds) > 1 else []
         if is_dataclass(given) or isinstance(given, Experiment):
             found = {**{tag: getattr(given, tag) for tag in tags}, **differences(given, usual)}
-            made |= {name: found} if found or usual is None else {}  # a part that is there, with defaults alone, is not one that is left out
+            # a part that is there with its defaults alone is not one that is left out
+            made |= {name: found} if found or usual is None else {}
         elif given == usual:
             continue
         elif kinds and isinstance(given, Mapping):  # of agents: one that is named has no share in `_default`

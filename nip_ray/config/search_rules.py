@@ -34,7 +34,7 @@ def search(config: ExperimentConfig) -> Iterator[str]:
     if config.protocol.name not in PROTOCOLS:
         return
     table = table_of(config.protocol.name, config.protocol)
-    if (reason := _worth_unknown(table)) is not None:
+    if (reason := worth_unknown(table)) is not None:
         yield f"search: not available under {table.name}, {reason}, leave it out"
         return
     for agent in dict.fromkeys(config.search.agents or ()):
@@ -42,13 +42,15 @@ def search(config: ExperimentConfig) -> Iterator[str]:
             yield f"search.agents: {agent} is {fault}"
         elif agent not in table.provers:
             yield f"search.agents: {agent} is no prover, expected some of {', '.join(table.provers)}"
+        elif config.search.agents is not None and config.search.agents.count(agent) > 1:
+            yield f"search.agents: {agent} is named {config.search.agents.count(agent)} times, name everyone once"
         elif not learns(agent_settings(config, agent)):
             yield f"search.agents: {agent} never learns (scenario.agents.{source_of(config, agent)}), leave it out"
     if config.search.agents is None and not searchers(config):
         yield "search: no prover learns, so nobody would be taught, leave it out"
 
 
-def _worth_unknown(table: Protocol) -> str | None:
+def worth_unknown(table: Protocol) -> str | None:
     """Why it cannot be computed what a message is worth; None where it can."""
     payment = table.payment
     if table.verifier is None:
@@ -59,8 +61,15 @@ def _worth_unknown(table: Protocol) -> str | None:
         return "whose zero knowledge pays for likeness between agents"
     if table.chooser is not None:
         return f"where {table.chooser} chooses its side with a message"
-    if payment.function is not None or payment.per_error:
-        return "which pays by more than a table of verdicts"
+    if payment.function is not None or payment.per_error or any(any(payment.turns.get(prover, {}).values()) for prover in table.provers):
+        return "which pays provers by more than a table of verdicts"
+    if payment.scoring != "linear" and any(payment.wants_truth(prover) for prover in table.provers):
+        return "which pays a prover the score of the verdict"
+    if table.force_guess is not None:
+        return "whose verdicts are forced"
+    votes = [r for r in table.verifier_rounds if r >= table.min_rounds - 1]
+    if table.panel is not None and (table.panel.rule == "mean" or len(votes) > 1):
+        return "whose panel judges by the mean, or votes in several rounds"
     return None
 
 
@@ -76,3 +85,5 @@ def verdict_gradient(config: ExperimentConfig) -> Iterator[str]:
         yield f"{key}, not available with runtime.static_shapes, leave one of them out"
     if config.protocol.name in PROTOCOLS and playing(config) is not None and without_verifier(config):
         yield f"{key}, but {config.protocol.name} has no verdicts, leave it out"
+    elif rule.verdict_gradient == "label" and config.protocol.force_guess is not None:
+        yield f"{key}, but protocol.force_guess decides instead of the verifier, leave one of them out"

@@ -102,7 +102,7 @@ class BatchedPlay:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
         self.decision_BRA[:, self.round] = decision_BA
         rest = self._judged(), similarity_B, grade_BM, drawn, self._error()
-        if pay_BMD is not None:
+        if pay_BMD is not None and self.round >= self.protocol.min_rounds - 1:
             self._pay_of_each(decision_BA, pay_BMD, *rest)
         self.state, outcome = step(self.protocol, self.state, decision_BA, *rest)
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
@@ -253,8 +253,8 @@ class Searched:
 
 Asked = Mapping[str, tuple[Tensor, Policy]]
 """Agent -> (copies N in which it has the turn, its policy there)."""
-Search = Callable[[BatchedPlay, Mapping[str, Player], Asked, Mapping[str, Action]], Mapping[str, Searched]]
-"""Called in every round with what agents drew; returns, for those who search, what they say instead."""
+Search = Callable[[BatchedPlay, Mapping[str, Player], Asked], Mapping[str, Searched]]
+"""Called in every round; returns, for those who search, what they say instead of what they drew."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def play_round(play: BatchedPlay, players: Mapping[str, Player], search: Search 
     chosen: dict[str, Action] = {
         agent: policy.choose(players[agent].noise, copy_N, len(play.id_B)) for agent, (copy_N, policy) in asked.items()
     }
-    searched = {} if search is None else search(play, players, asked, chosen)
+    searched = {} if search is None else search(play, players, asked)
     for agent, found in searched.items():
         said_NF = chosen[agent]["message"]
         chosen[agent] = {**chosen[agent], "message": torch.where(found.message_NF < 0, said_NF, found.message_NF)}

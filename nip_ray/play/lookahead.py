@@ -43,13 +43,14 @@ class Lookahead:
     noise: torch.Generator
     settings: SearchSettings
 
-    def __call__(self, play: BatchedPlay, players: Mapping[str, Player], asked: Asked, chosen: Mapping[str, Action]) -> dict[str, Searched]:
+    def __call__(self, play: BatchedPlay, players: Mapping[str, Player], asked: Asked) -> dict[str, Searched]:
         """What those of `agents` say who have a turn now, in copies in which they search and their current network plays."""
         speakers = [agent for agent in self.agents if agent in asked]
         if not speakers or play.round + 1 >= play.protocol.max_rounds:  # nobody would hear it
             return {}
-        each = max(2, int(self.settings.candidates ** (1 / len(speakers)) + 1e-9))
-        options = {agent: self._options(play, players[agent], *asked[agent], chosen[agent], each) for agent in speakers}
+        at_once = int(torch.stack([play.turn_B(agent) for agent in speakers]).sum(0).max())
+        each = max(2, int(self.settings.candidates ** (1 / at_once) + 1e-9))
+        options = {agent: self._options(play, players[agent], *asked[agent], each) for agent in speakers}
         valid_BX = options[speakers[0]].valid_BC
         for agent in speakers[1:]:
             valid_BX = valid_BX[..., None] & options[agent].valid_BC.view(len(valid_BX), *[1] * (valid_BX.dim() - 1), -1)
@@ -57,7 +58,7 @@ class Lookahead:
         if not bool(searched_B.any()):
             return {}
         copy_K, *option_AK = (valid_BX & searched_B.view(-1, *[1] * (valid_BX.dim() - 1))).nonzero(as_tuple=True)
-        said_KACM = self._said(play, asked, chosen)[copy_K]
+        said_KACM = self._said(play, asked)[copy_K]
         for agent, option_K in zip(speakers, option_AK, strict=True):
             self._write(play, agent, said_KACM, options[agent].message_BCF[copy_K, option_K])
         pay_KA = self._pay(play, players, copy_K, said_KACM)
@@ -65,13 +66,12 @@ class Lookahead:
         chances = equilibrium(pays, copy_K, option_AK, [options[agent].valid_BC for agent in speakers], self.settings.temperature)
         return {agent: self._found(play, asked[agent], options[agent], chance_BC) for agent, chance_BC in zip(speakers, chances)}
 
-    def _options(self, play: BatchedPlay, player: Player, copy_N: Tensor, policy: Policy, action: Action, most: int) -> "_Options":
-        """The messages that an agent tries: those that may be said, the likeliest first; its own draw alone where it does not search."""
+    def _options(self, play: BatchedPlay, player: Player, copy_N: Tensor, policy: Policy, most: int) -> "_Options":
+        """The messages that an agent tries: those that may be said, the likeliest first; that one alone where it does not search."""
         message_NCF, valid_NC = likeliest(policy, most)
         searches_N = self.searches_B[copy_N]
         if player.version_B is not None:
             searches_N = searches_N & (player.version_B[copy_N] < 0)
-        message_NCF[~searches_N, 0] = action["message"][~searches_N]
         valid_NC[~searches_N] = False
         valid_NC[~searches_N, 0] = True
         count, options = len(play.id_B), message_NCF.shape[1]
@@ -82,12 +82,12 @@ class Lookahead:
         message_BCF[copy_N], valid_BC[copy_N], searches_B[copy_N] = message_NCF, valid_NC, searches_N
         return _Options(message_BCF, valid_BC, searches_B)
 
-    def _said(self, play: BatchedPlay, asked: Asked, chosen: Mapping[str, Action]) -> Tensor:
-        """(B, A, C, M): this round's messages as they were drawn."""
+    def _said(self, play: BatchedPlay, asked: Asked) -> Tensor:
+        """(B, A, C, M): this round's likeliest messages; what others draw nobody can know yet."""
         said_BACM = torch.full_like(play.main_BRACM[:, play.round], -1)
-        for agent, (copy_N, _) in asked.items():
+        for agent, (copy_N, policy) in asked.items():
             own_NACM = said_BACM[copy_N]
-            self._write(play, agent, own_NACM, chosen[agent]["message"])
+            self._write(play, agent, own_NACM, policy.sample(None)["message"])
             said_BACM[copy_N] = own_NACM
         return torch.where(play.active_BAC[..., None], said_BACM, -1)
 
@@ -115,7 +115,8 @@ class Lookahead:
         """Draw one of the options by these chances, and say what all of them teach."""
         copy_N, policy = asked
         uniform_B = torch.rand(len(play.id_B), generator=self.noise, device=self.noise.device).to(chance_BC.device)
-        reached_BC = chance_BC.cumsum(1) < (uniform_B * chance_BC.sum(1))[:, None]
+        sum_BC = chance_BC.cumsum(1)
+        reached_BC = sum_BC <= uniform_B[:, None] * sum_BC[:, -1:]
         option_N = reached_BC.sum(1).clamp_max(chance_BC.shape[1] - 1)[copy_N]
         searches_N = options.searches_B[copy_N]
         message_NCF, chance_NC = options.message_BCF[copy_N], chance_BC[copy_N]
@@ -188,18 +189,19 @@ def equilibrium(
     """The chances (B, C) with which each player chooses among its options in B games.
 
     pays: player -> (K,) what it is paid at each combination; copy_K: of which game that is; options: player -> (K,) its option there;
-    valids: player -> (B, C) bool, which options it has. One player alone: the softmax of pay / temperature. Several: the average of
-    optimistic multiplicative weights, where each step also draws strategies towards the uniform one as that temperature does.
+    valids: player -> (B, C) bool, which options it has. Where one player alone has a choice: the softmax of pay / temperature. Where
+    several have: the average of optimistic multiplicative weights after the first third of the steps, where each step also draws
+    strategies towards the uniform one, near what that temperature does.
     """
-    if len(pays) == 1:
-        logit_BC = torch.where(valids[0], 0.0, -torch.inf)
-        logit_BC[copy_K, options[0]] = pays[0] / temperature
-        return [torch.softmax(logit_BC, 1)]
+    choices_PB = torch.stack([valid.sum(1) for valid in valids])
+    alone_B = (choices_PB > 1).sum(0) <= 1
+    if bool(alone_B.all()):
+        return [_softmax(*own, copy_K, temperature) for own in zip(pays, options, valids, strict=True)]
     steps = [_RATE / _span(pay_K, copy_K, len(valids[0])) for pay_K in pays]
     log_BC = [torch.where(valid, 0.0, -torch.inf) for valid in valids]
     before = [torch.zeros_like(valid, dtype=torch.float32) for valid in valids]
     total = [torch.zeros_like(gain) for gain in before]
-    for _ in range(_STEPS):
+    for step in range(_STEPS):
         chances = [torch.softmax(own, 1) for own in log_BC]
         for player, (pay_K, step_B1) in enumerate(zip(pays, steps, strict=True)):
             weight_K = torch.ones_like(pay_K)
@@ -209,8 +211,17 @@ def equilibrium(
             gain_BC = torch.zeros_like(before[player]).index_put_((copy_K, options[player]), weight_K * pay_K, accumulate=True)
             log_BC[player] = (log_BC[player] + step_B1 * (2 * gain_BC - before[player])) / (1 + step_B1 * temperature)
             before[player] = gain_BC
-            total[player] = total[player] + chances[player]
-    return [own / _STEPS for own in total]
+            total[player] = total[player] + chances[player] * (step >= _STEPS // 3)
+    averages = [own / own.sum(1, keepdim=True) for own in total]
+    softmaxes = [_softmax(*own, copy_K, temperature) for own in zip(pays, options, valids, strict=True)]
+    return [torch.where(alone_B[:, None], lone, own) for lone, own in zip(softmaxes, averages, strict=True)]
+
+
+def _softmax(pay_K: Tensor, option_K: Tensor, valid_BC: Tensor, copy_K: Tensor, temperature: float) -> Tensor:
+    """(B, C) of the pay of each option over the temperature, in games in which nobody else has a choice."""
+    logit_BC = torch.where(valid_BC, 0.0, -torch.inf)
+    logit_BC[copy_K, option_K] = pay_K / temperature
+    return torch.softmax(logit_BC, 1)
 
 
 def _span(pay_K: Tensor, copy_K: Tensor, count: int) -> Tensor:

@@ -45,19 +45,29 @@ def further_terms(
     found = {}
     if data.verdicts is not None:
         known = data.verdicts.rows(own)
-        middle, deviation = _scale(data, all_rows) if normalize else (0.0, 1.0)
+        middle, deviation = scale_of(data, all_rows) if normalize else (0.0, 1.0)
         advantage_KD = (known.pay_ND - data.value_N[own][:, None] - middle) / deviation
         found["verdict"] = expected_objective(log_policy, known, advantage_KD, clip).mean()
     if data.y_N is not None and policy.may_decide is not None:
-        found["verdict"] = label_loss(policy, data.y_N[own]).sum() / policy.may_decide.sum().clamp_min(1)
+        deciding = data.rows.obs["may_decide"][all_rows].to(data.advantage_N.dtype).mean()  # of the whole minibatch, whoever has its rows
+        found["verdict"] = label_loss(policy, data.y_N[own]).mean() / deciding.clamp_min(1 / len(all_rows))
     if data.rows.taught_NFS is not None:
         found["imitation"] = imitation(log_policy, data.rows.taught_NFS[own]).mean()
     return found
 
 
-def _scale(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
+def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """Mean and deviation of the advantages of a minibatch, over turns that the agent's network played."""
+    if data.rows.taught_NFS is not None:
+        all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
     if data.moments is not None:
         middle, deviation = data.moments.to(data.advantage_N.dtype)
         return middle, deviation
     advantage_K = data.advantage_N[all_rows]
     return (advantage_K.mean(), advantage_K.std(unbiased=False).clamp_min(1e-6)) if len(advantage_K) > 1 else (0.0, 1.0)
+
+
+def scaled(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
+    """The advantages of the rows `own` by `scale_of` the minibatch."""
+    middle, deviation = scale_of(data, all_rows)
+    return (data.advantage_N[own] - middle) / deviation

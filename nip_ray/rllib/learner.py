@@ -114,7 +114,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         self.update_iteration = 0  # what seeds this update
         self.norms: Norms | None = None  # of a step whose agents learn in several processes
         self.partition = partition_of(self)
-        self.fixed = fixed_shapes(self.experiment, self.scenario, self.networks, self.device)
+        drawn_alone = getattr(self.settings, "verdict_gradient", "sampled") == "sampled"  # in force, whatever the experiment says
+        self.fixed = drawn_alone and fixed_shapes(self.experiment, self.scenario, self.networks, self.device)
 
     # ------------------------------------------------------------------------------------------------ for subclasses
 
@@ -492,8 +493,14 @@ def taught_data(rows: AgentRows) -> AgentData:
     return AgentData(rows, nothing_N, nothing_N, nothing_N, only_taught=True)
 
 
-def with_verdicts(data: AgentData, scenario: Scenario, network: nn.Module, rollout: Rollout, settings: Any) -> AgentData:
-    """`data`, for one who gives verdicts with what ``verdict_gradient`` asks for. Raises TrainingError where play did not keep it."""
+def with_verdicts(
+    data: AgentData, scenario: Scenario, network: nn.Module, rollout: Rollout, settings: Any, before: bool = True
+) -> AgentData:
+    """`data`, for one who gives verdicts with what ``verdict_gradient`` asks for.
+
+    before: with the decisions' log-probabilities of now, of a network in evaluation mode; else they are 0. Raises TrainingError where play
+    did not keep what is needed.
+    """
     rule, rows = getattr(settings, "verdict_gradient", "sampled"), data.rows
     if rule == "sampled" or rows.agent not in scenario.protocol.verifiers:
         return data
@@ -503,7 +510,7 @@ def with_verdicts(data: AgentData, scenario: Scenario, network: nn.Module, rollo
         raise TrainingError("verdict_gradient expected: the rollout has no pay of each decision (play_episodes, every_verdict)")
     known_K = (~rows.pay_ND.isnan()).any(1).nonzero().flatten()
     log_prob_ND = torch.zeros_like(rows.pay_ND)
-    if len(known_K):
+    if len(known_K) and before:
         log_prob_ND[known_K] = network(rows.obs_of(known_K), True, False)[0].normalised().decision
     return replace(data, verdicts=Verdicts(rows.pay_ND, log_prob_ND, rows.action["decision"]))
 

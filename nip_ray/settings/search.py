@@ -21,7 +21,7 @@ class SearchSettings:
     )
     temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", gt=0, allow_inf_nan=False)
     candidates: int = option(
-        128, "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.", ge=2
+        128, "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.", ge=4
     )
     agents: tuple[str, ...] | None = option(None, "Who searches (none: every prover that learns).", min_length=1)
 

@@ -55,6 +55,7 @@ ALTERNATING: Data = {"kind": "alternating", "period": 4, "first_agent_num_rounds
 DEBATE: Data = {"protocol": {"name": "debate"}}
 KUHN: Data = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
 FIXED: Data = {"runtime": {"static_shapes": True}, "protocol": {"name": "nip", "min_rounds": 3, "max_rounds": 3}}
+FORCED: Data = {"protocol": {"name": "nip", "force_guess": "y"}}
 SEQUENCE = "algorithm.stackelberg_sequence"
 
 ILLEGAL: list[tuple[Data, str, str]] = [
@@ -123,6 +124,13 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (searching(agents=["verifier"]), "search.agents", "verifier is no prover, expected some of prover"),
     (searching(agents=["prover"]) | agents(prover=FROZEN), "search.agents", "prover never learns (scenario.agents.prover)"),
     (searching() | agents(prover=RANDOM), "search", "no prover learns"),
+    (searching(agents=["prover", "prover"]), "search.agents", "prover is named 2 times"),
+    (searching() | {"protocol": {"name": "judge_panel", "panel_rule": "mean"}}, "search", "panel judges by the mean"),
+    (searching() | {"protocol": {"name": "judge_panel", "max_rounds": 6}}, "search", "votes in several rounds"),
+    (searching() | FORCED, "search", "verdicts are forced"),
+    (searching() | {"protocol": {"name": "nip", "payoff": {"prover": {"turns": {"prover": -0.1}}}}}, "search", "more than a table"),
+    (searching() | {"protocol": {"name": "nip", "shared_reward": True, "verifier_scoring": "brier"}}, "search", "score of the verdict"),
+    (learning("ppo", verdict_gradient="label") | FORCED, "algorithm.verdict_gradient", "protocol.force_guess decides"),
     (learning("stackelberg", verdict_gradient="expected"), "algorithm.verdict_gradient", "use ppo or reinforce"),
     (KUHN | learning("ppo", verdict_gradient="label"), "algorithm.verdict_gradient", "kuhn_poker has no verdicts"),
     (learning("ppo", verdict_gradient="expected") | FIXED, "algorithm.verdict_gradient", "static_shapes"),

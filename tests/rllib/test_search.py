@@ -21,7 +21,7 @@ CASES: dict[str, ExperimentConfig] = {
         dict(name="mnip", max_rounds=4, sequential=True), search=dict(share=1.0, last_share=0.0), algorithm=EXPECTED
     ),
     "drawn roles, one searches": experiment(dict(name="consultancy", max_rounds=3), search=dict(agents=["prover0"]), algorithm=EXPECTED),
-    "a panel": experiment(dict(name="judge_panel", judges=2, panel_rule="mean"), search={}, algorithm=EXPECTED),
+    "a panel": experiment(dict(name="judge_panel", judges=2), search={}, algorithm=EXPECTED),
     "several symbols": experiment(dict(name="nip", max_rounds=3), dict(message_size=2), search=dict(candidates=6), algorithm=EXPECTED),
     "opponents from the past": message_game(search=dict(share=0.5), algorithm=EXPECTED, opponents=PAST),
     "reinforce": message_game(search=dict(share=0.5), algorithm=REINFORCE | EXPECTED),

@@ -1,8 +1,11 @@
 """What a run proved, in plain sentences: held-out accuracy against chance and what a verifier learns alone, and what an attack came to."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.errors import UserError
 from nip_ray.evaluation.report.describe import section, verdicts_of
 from nip_ray.evaluation.report.panels import agents, deciders
 from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
@@ -10,6 +13,7 @@ from nip_ray.evaluation.report.trust import attackers, attacking_agents, every_m
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
 MAX_SOUNDNESS_ERROR = 0.05  # of runs whose config has no such key
+_SOLVED = 0.99  # there is nothing left to learn
 
 
 @dataclass(frozen=True)
@@ -78,17 +82,33 @@ def find(source: RunSource) -> Findings:
 def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> str | None:
     """That the verifier is no better than without a prover (or than chance, where that is unknown), and what to try; None where it is."""
     alone = agents(source.rows) == ["verifier"]
-    marks: list[float | Figure] = [chance] if alone or baseline is None else [chance, baseline]
-    if all(accuracy.against(mark) == "above" for mark in marks):
+    marks: dict[str, float | Figure] = {f"chance ({percent_words(chance)})": chance}
+    if baseline is not None and not alone:
+        marks[f"the {percent_words(baseline.estimate)} measured without a prover"] = baseline
+    found = {mark: accuracy.against(level) for mark, level in marks.items()}
+    failed = next((mark for mark in found if found[mark] != "above"), None)
+    if accuracy.lower is None or failed is None or (accuracy.estimate >= _SOLVED and found[failed] != "below"):
         return None
-    below = "chance" if alone or baseline is None else f"the {percent_words(baseline.estimate)} measured without a prover"
     config, attempts = source.config, ["another seed (--seed)", "more iterations (nip-ray resume RUN_DIR --iterations N)"]
     rule = section(config, "algorithm")
     if not alone and rule.get("name") in ("ppo", "reinforce"):
-        recipe = [] if config.get("search") is not None else ["search: {}"]
+        recipe = ["search: {}"] if config.get("search") is None and _can_search(config) else []
         recipe += ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
         attempts = [" and ".join(recipe), *attempts] if recipe else attempts
-    return f"This run did not learn: its verifier is not above {below}; try {', '.join(attempts[:-1])} or {attempts[-1]}."
+    how = "is below" if found[failed] == "below" else "is not shown to be above"
+    return f"This run did not learn: its verifier {how} {failed}; try {', '.join(attempts[:-1])} or {attempts[-1]}."
+
+
+def _can_search(config: Mapping[str, Any]) -> bool:
+    """Whether the key `search` is one that this config could have."""
+    from nip_ray.config.load import config_from_dict
+    from nip_ray.config.search_rules import search
+
+    try:
+        made = config_from_dict({**config, "search": {}}, complete=False)
+        return isinstance(made, ExperimentConfig) and not any(search(made))
+    except UserError:
+        return False
 
 
 def solo_baseline(source: RunSource) -> Figure | None:
