@@ -83,13 +83,13 @@ class Lookahead:
         return _Options(message_BCF, valid_BC, searches_B)
 
     def _said(self, play: BatchedPlay, asked: Asked) -> Tensor:
-        """(B, A, C, M): this round's likeliest messages; what others draw nobody can know yet."""
+        """(B, A, C, M): this round's likeliest messages (what others draw nobody can know yet); `_pay` leaves out silent channels."""
         said_BACM = torch.full_like(play.main_BRACM[:, play.round], -1)
         for agent, (copy_N, policy) in asked.items():
             own_NACM = said_BACM[copy_N]
             self._write(play, agent, own_NACM, policy.sample(None)["message"])
             said_BACM[copy_N] = own_NACM
-        return torch.where(play.active_BAC[..., None], said_BACM, -1)
+        return said_BACM
 
     def _write(self, play: BatchedPlay, agent: str, said_KACM: Tensor, message_KF: Tensor) -> None:
         writes = play.writes[agent]
@@ -226,5 +226,7 @@ def _softmax(pay_K: Tensor, option_K: Tensor, valid_BC: Tensor, copy_K: Tensor, 
 
 def _span(pay_K: Tensor, copy_K: Tensor, count: int) -> Tensor:
     """(B, 1): by how much a player's pay differs over the combinations of each game."""
-    ends = [torch.zeros(count, device=pay_K.device).scatter_reduce(0, copy_K, pay_K, how, include_self=False) for how in ("amax", "amin")]
-    return (ends[0] - ends[1]).clamp_min(1e-9)[:, None]
+    most_and_least = [
+        torch.zeros(count, device=pay_K.device).scatter_reduce(0, copy_K, pay_K, how, include_self=False) for how in ("amax", "amin")
+    ]
+    return (most_and_least[0] - most_and_least[1]).clamp_min(1e-9)[:, None]
