@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import ROOT, machine, show
 
 from nip_ray.config.load import load_config
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.seeding import stable_seed
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def main() -> None:
     """Draw by draw."""
+    from _common import machine, show  # beside this file, where tests do not look
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--set", action="append", default=[], help="Further settings.")

@@ -73,8 +73,10 @@ _DEFAULT_CLIP = 0.2  # of the value's change, under rules that clip no ratios
 
 
 def base_lr(settings: OnPolicySettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
-    """The learning rate of an iteration (from 0): constant, or falling linearly to 0 over `total_iterations` and staying there."""
-    return settings.lr * max(0.0, 1 - iteration / total_iterations) if settings.anneal_lr else settings.lr
+    """The learning rate of an iteration (from 0): constant, or falling to 0 over `total_iterations` and staying there."""
+    left = max(0.0, 1 - iteration / total_iterations)
+    factor = {False: 1.0, True: left, "quadratic": left**2}[settings.anneal_lr]
+    return settings.lr * factor
 
 
 def entropy_weight(settings: OnPolicySettings, agent: str) -> float:

@@ -66,11 +66,21 @@ def label_loss(policy: Policy, y_N: Tensor) -> Tensor:
 
 
 def imitation(log_policy: LogPolicy, taught_NFS: Tensor) -> Tensor:
-    """(N,) KL(search || policy), summed over F message factors; 0 where nothing is taught."""
-    difference_NFS = torch.where(taught_NFS > 0, taught_NFS.clamp_min(1e-30).log() - log_policy.message, 0.0)
-    return (taught_NFS * difference_NFS).sum((1, 2))
+    """(N,) KL(search || policy), summed over F message factors; 0 where nothing is taught. taught_NFS: its scale is the turn's stake."""
+    chance_NFS = taught_NFS / taught_NFS.sum(2, keepdim=True).clamp_min(1e-30)
+    difference_NFS = torch.where(taught_NFS > 0, chance_NFS.clamp_min(1e-30).log() - log_policy.message, 0.0)
+    return (chance_NFS * difference_NFS).sum((1, 2))
+
+
+def stakes(taught_NFS: Tensor) -> Tensor:
+    """(N,) by how much the best message that was tried pays more than the average one; 0 where nothing is taught.
+
+    A turn in which every message pays the same teaches nothing, and weighs nothing: cost-sensitive imitation, Ross and Bagnell,
+    "Reinforcement and imitation learning via interactive no-regret learning", 2014, section 3.
+    """
+    return taught_NFS.sum(2).amax(1)
 
 
 def taught_turns(taught_NFS: Tensor) -> Tensor:
     """(N,) bool: the turns in which something is taught."""
-    return (taught_NFS > 0).any(2).any(1)
+    return stakes(taught_NFS) > 0

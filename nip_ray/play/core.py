@@ -245,7 +245,7 @@ class Player:
 @dataclass(frozen=True)
 class Searched:
     """What a search would have an agent say in N turns. message_NF: -1 where it did not search. taught_NFS: how good a choice each symbol
-    is, a distribution over S symbols for each of F message factors; zero where it did not search."""
+    is, a distribution over S symbols for each of F message factors times what is at stake in the turn; zero where it did not search."""
 
     message_NF: Tensor
     taught_NFS: Tensor

@@ -5,7 +5,7 @@ Decisions that matter here:
   probabilities of each verdict in each round give the expected pay. Of later turns of the same prover the network's own are assumed;
 - provers who speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium they play;
 - everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`;
-- what was found is a distribution, and the network is taught all of it, not the message that was drawn.
+- what was found is a distribution, and the network is taught all of it, not the message that was drawn, weighted by what is at stake.
 
 Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017; optimistic
 multiplicative weights, Rakhlin and Sridharan, "Optimization, learning, and games with predictable sequences", 2013, whose average
@@ -27,6 +27,7 @@ from nip_ray.settings.search import SearchSettings
 _BATCH = 2048  # dialogues that are tried at once
 _STEPS = 60  # of multiplicative weights
 _RATE = 2.0  # of a step, of pay scaled to span 1
+_TRACE = 1e-6  # of a stake: what was taught differs from what was not by being above 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ class Lookahead:
         pay_KA = self._pay(play, players, copy_K, said_KACM)
         pays = [pay_KA[:, play.protocol.agents.index(agent)] for agent in speakers]
         chances = equilibrium(pays, copy_K, option_AK, [options[agent].valid_BC for agent in speakers], self.settings.temperature)
-        return {agent: self._found(play, asked[agent], options[agent], chance_BC) for agent, chance_BC in zip(speakers, chances)}
+        found = {}
+        for player, (agent, chance_BC) in enumerate(zip(speakers, chances, strict=True)):
+            stake_B = stake(_expected(player, pays[player], copy_K, option_AK, chances), options[agent].valid_BC)
+            found[agent] = self._found(play, asked[agent], options[agent], chance_BC, stake_B)
+        return found
 
     def _options(self, play: BatchedPlay, player: Player, copy_N: Tensor, policy: Policy, most: int) -> "_Options":
         """The messages that an agent tries: those that may be said, the likeliest first; that one alone where it does not search."""
@@ -111,8 +116,8 @@ class Lookahead:
             parts.append(torch.einsum("lv,lva->la", ends(staged.chance_BRD), paid_LVA))
         return torch.cat(parts)
 
-    def _found(self, play: BatchedPlay, asked: tuple[Tensor, Policy], options: "_Options", chance_BC: Tensor) -> Searched:
-        """Draw one of the options by these chances, and say what all of them teach."""
+    def _found(self, play: BatchedPlay, asked: tuple[Tensor, Policy], options: "_Options", chance_BC: Tensor, stake_B: Tensor) -> Searched:
+        """Draw one of the options by these chances, and teach all of them by what is at stake."""
         copy_N, policy = asked
         uniform_B = torch.rand(len(play.id_B), generator=self.noise, device=self.noise.device).to(chance_BC.device)
         sum_BC = chance_BC.cumsum(1)
@@ -123,7 +128,7 @@ class Lookahead:
         message_NF = message_NCF[torch.arange(len(copy_N), device=copy_N.device), option_N]
         taught_NFS = torch.zeros_like(policy.message)
         taught_NFS.scatter_add_(2, message_NCF.transpose(1, 2), chance_NC[:, None].expand(-1, message_NCF.shape[2], -1).contiguous())
-        taught_NFS *= (policy.speaks & searches_N[:, None])[..., None]
+        taught_NFS *= (policy.speaks & searches_N[:, None])[..., None] * stake_B[copy_N, None, None]
         return Searched(torch.where(searches_N[:, None], message_NF, -1), taught_NFS)
 
 
@@ -204,17 +209,28 @@ def equilibrium(
     for step in range(_STEPS):
         chances = [torch.softmax(own, 1) for own in log_BC]
         for player, (pay_K, step_B1) in enumerate(zip(pays, steps, strict=True)):
-            weight_K = torch.ones_like(pay_K)
-            for other, option_K in enumerate(options):
-                if other != player:
-                    weight_K = weight_K * chances[other][copy_K, option_K]
-            gain_BC = torch.zeros_like(before[player]).index_put_((copy_K, options[player]), weight_K * pay_K, accumulate=True)
+            gain_BC = _expected(player, pay_K, copy_K, options, chances)
             log_BC[player] = (log_BC[player] + step_B1 * (2 * gain_BC - before[player])) / (1 + step_B1 * temperature)
             before[player] = gain_BC
             total[player] = total[player] + chances[player] * (step >= _STEPS // 3)
     averages = [own / own.sum(1, keepdim=True) for own in total]
     softmaxes = [_softmax(*own, copy_K, temperature) for own in zip(pays, options, valids, strict=True)]
     return [torch.where(alone_B[:, None], lone, own) for lone, own in zip(softmaxes, averages, strict=True)]
+
+
+def _expected(player: int, pay_K: Tensor, copy_K: Tensor, options: Sequence[Tensor], chances: Sequence[Tensor]) -> Tensor:
+    """(B, C) what `player` may expect of each of its options where the others choose by `chances`."""
+    weight_K = torch.ones_like(pay_K)
+    for other, option_K in enumerate(options):
+        if other != player:
+            weight_K = weight_K * chances[other][copy_K, option_K]
+    return torch.zeros_like(chances[player]).index_put_((copy_K, options[player]), weight_K * pay_K, accumulate=True)
+
+
+def stake(pay_BC: Tensor, valid_BC: Tensor) -> Tensor:
+    """(B,) by how much the best of the options pays more than the average one, and at least a trace."""
+    best_B = pay_BC.masked_fill(~valid_BC, -torch.inf).amax(1)
+    return (best_B - (pay_BC * valid_BC).sum(1) / valid_BC.sum(1)).clamp_min(_TRACE)
 
 
 def _softmax(pay_K: Tensor, option_K: Tensor, valid_BC: Tensor, copy_K: Tensor, temperature: float) -> Tensor:

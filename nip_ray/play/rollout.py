@@ -111,8 +111,9 @@ class Rollout:
     version_BA: int64, the iteration of the snapshot that played an agent, -1 where its current network did; None where all did. Only what
     current networks did is learned from.
     taught_BRAFS: where provers searched (`play.lookahead`), the distribution over the S symbols of each message factor that the search came
-    to, zero elsewhere; None where nobody did. pay_BRMD: what each of M deciders would have been paid at once for each of its D decisions,
-    all else being as it was, NaN where that is not known yet or no decision counted; None where it was not asked for.
+    to, times what is at stake (`learning.verdicts.stakes`), zero elsewhere; None where nobody did. pay_BRMD: what each of M deciders would
+    have been paid at once for each of its D decisions, all else being as it was, NaN where that is not known yet or no decision counted;
+    None where it was not asked for.
     """
 
     id_B: Tensor

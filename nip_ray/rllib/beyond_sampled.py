@@ -6,16 +6,23 @@ The formulas are in `nip_ray.learning.verdicts`.
 from torch import Tensor
 
 from nip_ray.learning.policy import LogPolicy, Policy
-from nip_ray.learning.verdicts import expected_objective, imitation, label_loss, taught_turns
+from nip_ray.learning.verdicts import expected_objective, imitation, label_loss, stakes, taught_turns
 from nip_ray.play.rollout import AgentRows
-from nip_ray.rllib.learner import AgentData, Loss
+from nip_ray.rllib.learner import AgentData, Loss, scale_of
 
 
-def imitation_loss(policy: Policy, rows: AgentRows, own: Tensor) -> Loss:
-    """The whole loss of an agent whose turns `own` were all found by a search."""
-    assert rows.taught_NFS is not None
-    loss = imitation(policy.normalised(), rows.taught_NFS[own]).mean()
+def imitation_loss(policy: Policy, rows: AgentRows, own: Tensor, all_rows: Tensor) -> Loss:
+    """The whole loss of an agent whose turns `own` of a minibatch were all found by a search."""
+    loss = imitated(policy.normalised(), rows, own, all_rows)
     return Loss(loss, {"imitation": loss})
+
+
+def imitated(log_policy: LogPolicy, rows: AgentRows, own: Tensor, all_rows: Tensor) -> Tensor:
+    """The divergence from what a search found, mean over the turns `own`, each weighted by its stake over the minibatch's mean stake."""
+    assert rows.taught_NFS is not None
+    taught_KFS, stake_K = rows.taught_NFS[own], stakes(rows.taught_NFS[all_rows])
+    mean_stake = stake_K.sum() / (stake_K > 0).sum().clamp_min(1)
+    return (stakes(taught_KFS) * imitation(log_policy, taught_KFS)).mean() / mean_stake.clamp_min(1e-30)
 
 
 def weights_of(data: AgentData, own: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -52,22 +59,5 @@ def further_terms(
         deciding = data.rows.obs["may_decide"][all_rows].to(data.advantage_N.dtype).mean()  # of the whole minibatch, whoever has its rows
         found["verdict"] = label_loss(policy, data.y_N[own]).mean() / deciding.clamp_min(1 / len(all_rows))
     if data.rows.taught_NFS is not None:
-        found["imitation"] = imitation(log_policy, data.rows.taught_NFS[own]).mean()
+        found["imitation"] = imitated(log_policy, data.rows, own, all_rows)
     return found
-
-
-def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """Mean and deviation of the advantages of a minibatch, over turns that the agent's network played."""
-    if data.rows.taught_NFS is not None:
-        all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
-    if data.moments is not None:
-        middle, deviation = data.moments.to(data.advantage_N.dtype)
-        return middle, deviation
-    advantage_K = data.advantage_N[all_rows]
-    return (advantage_K.mean(), advantage_K.std(unbiased=False).clamp_min(1e-6)) if len(advantage_K) > 1 else (0.0, 1.0)
-
-
-def scaled(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
-    """The advantages of the rows `own` by `scale_of` the minibatch."""
-    middle, deviation = scale_of(data, all_rows)
-    return (data.advantage_N[own] - middle) / deviation

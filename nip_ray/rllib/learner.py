@@ -541,11 +541,21 @@ def explained_variance(data: AgentData) -> Tensor:
 
 
 def normalised(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
-    """The advantages of the rows `own` by mean and deviation over the whole minibatch, whoever has its rows."""
-    if data.moments is None:
-        return normalised_like(data.advantage_N[own], data.advantage_N[all_rows])
-    mean, deviation = data.moments
-    return ((data.advantage_N[own].double() - mean) / deviation).to(data.advantage_N.dtype)
+    """The advantages of the rows `own` by `scale_of` the minibatch."""
+    middle, deviation = scale_of(data, all_rows)
+    advantage_K = data.advantage_N[own] if data.moments is None else data.advantage_N[own].double()
+    return ((advantage_K - middle) / deviation).to(data.advantage_N.dtype)
+
+
+def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """Mean and deviation of the advantages of a whole minibatch, whoever has its rows, over turns that the agent's network played."""
+    if data.moments is not None:
+        mean, deviation = data.moments
+        return mean, deviation
+    if data.rows.taught_NFS is not None:
+        all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
+    advantage_K = data.advantage_N[all_rows]
+    return (advantage_K.mean(), advantage_K.std(unbiased=False).clamp_min(1e-6)) if len(advantage_K) > 1 else (0.0, 1.0)
 
 
 def normalised_like(own_N: Tensor, all_N: Tensor) -> Tensor:

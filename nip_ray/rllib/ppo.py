@@ -24,7 +24,7 @@ from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, next_
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.static_update import StaticUpdate
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
-from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, scaled, weights_of
+from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
 from nip_ray.seeding import generator
@@ -128,7 +128,7 @@ class PPOLearner(ProtocolLearner):
         settings, rows, network = self.settings, data.rows, self.networks[agent]
         obs = rows.obs_of(own)
         if data.only_taught:
-            return imitation_loss(network(obs, True, False)[0], rows, own)
+            return imitation_loss(network(obs, True, False)[0], rows, own, all_rows)
         action = rows.action_of(own)
         policy, value_N = network(obs)
         if settings.skip_silent_messages:
@@ -136,7 +136,7 @@ class PPOLearner(ProtocolLearner):
         log_policy: LogPolicy = policy.normalised()
         advantage_N = data.advantage_N[own]
         if settings.normalize_advantage:
-            advantage_N = normalised(data, own, all_rows) if data.rows.taught_NFS is None else scaled(data, own, all_rows)
+            advantage_N = normalised(data, own, all_rows)
         if data.weight_N is not None:
             advantage_N = advantage_N * data.weight_N[own]
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]

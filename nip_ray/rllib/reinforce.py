@@ -17,7 +17,7 @@ from nip_ray.learning.policy import LogPolicy
 from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, returns_to_go, score_loss
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
-from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, scaled, weights_of
+from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import (
     AgentData,
@@ -90,7 +90,7 @@ class ReinforceLearner(ProtocolLearner):
         with_critic = settings.baseline == "critic"
         obs = rows.obs_of(own)
         if data.only_taught:
-            return imitation_loss(network(obs, True, False)[0], rows, own)
+            return imitation_loss(network(obs, True, False)[0], rows, own, all_rows)
         action = rows.action_of(own)
         policy, value_N = network(obs, True, with_critic)
         if settings.skip_silent_messages:
@@ -98,7 +98,7 @@ class ReinforceLearner(ProtocolLearner):
         log_policy: LogPolicy = policy.normalised()
         weight_N = data.advantage_N[own]
         if settings.normalize_advantage:
-            weight_N = normalised(data, own, all_rows) if data.rows.taught_NFS is None else scaled(data, own, all_rows)
+            weight_N = normalised(data, own, all_rows)
         drawn_N, sampled_N = weights_of(data, own)  # what the rule's terms are means over: all turns where there is nothing else
         weight_N = weight_N if sampled_N is None else weight_N * sampled_N
         actor = score_loss(log_policy.log_prob(action), rows.log_prob_N[own], weight_N, settings.max_importance_weight)

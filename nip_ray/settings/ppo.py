@@ -22,7 +22,9 @@ class OnPolicySettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     lr: float = option(0.003, "Base learning rate of Adam.", gt=0)
-    anneal_lr: bool = option(False, "Let the learning rate fall linearly to 0 over the iterations.")
+    anneal_lr: bool | Literal["quadratic"] = option(
+        False, "Let the learning rate fall to 0 over the iterations: linearly (true), or with the square of the share of them that is left."
+    )
     num_epochs: int = option(4, "Passes over an iteration's rollouts.", ge=1)
     minibatch_size: int = option(64, "Frames in a minibatch; it holds minibatch_size / rounds whole copies.", ge=1)
     minibatch_copies: int | None = option(None, "Whole copies in a minibatch, instead of minibatch_size (none: as that says).", ge=1)

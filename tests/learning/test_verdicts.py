@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nip_ray.learning.policy import Action, LogPolicy, Policy
 from nip_ray.learning.policy_gradient import returns_to_go, score_loss
-from nip_ray.learning.verdicts import Verdicts, expected_objective, imitation, label_loss, taught_turns
+from nip_ray.learning.verdicts import Verdicts, expected_objective, imitation, label_loss, stakes, taught_turns
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.rollout import AgentRows, Rollout, own_rows
 from nip_ray.protocols import Protocol, build
@@ -163,7 +163,9 @@ def test_imitation_is_the_divergence_from_what_was_found() -> None:
     found = imitation(log_policy, taught)
     chance = torch.softmax(logits[0, 0, :2], -1)
     assert float(found[0]) == pytest.approx(float((taught[0, 0, :2] * (taught[0, 0, :2] / chance).log()).sum()), abs=1e-6)
+    torch.testing.assert_close(imitation(log_policy, 3 * taught), found)
     assert taught_turns(taught).tolist() == [True, False]
+    assert stakes(3 * taught).tolist() == [3.0, 0.0]
     assert float(found[1]) == 0.0
     (slope,) = torch.autograd.grad(found.sum(), logits)
     torch.testing.assert_close(slope[0, 0, :2], chance.detach() - taught[0, 0, :2])

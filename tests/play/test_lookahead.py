@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nip_ray.learning.policy import FORBIDDEN_BELOW, Action, Policy
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
@@ -98,7 +99,11 @@ def test_one_prover_is_taught_the_softmax_of_what_each_message_pays(parameters: 
     legal_NS = agents["prover"](rows.obs, True, False)[0].message[:, 0] > FORBIDDEN_BELOW
     pay_BS = torch.stack([pay_of(scenario, agents, {("prover", 1): symbol}, "prover") for symbol in range(scenario.num_symbols)], 1)
     expected_BS = torch.softmax((pay_BS / 0.05).masked_fill(~legal_NS[first], -torch.inf), 1)
-    torch.testing.assert_close(rows.taught_NFS[first, 0], expected_BS, atol=1e-4, rtol=1e-3)
+    taught_BS = rows.taught_NFS[first, 0]
+    torch.testing.assert_close(taught_BS / taught_BS.sum(1, keepdim=True), expected_BS, atol=1e-4, rtol=1e-3)
+    legal_BS = legal_NS[first]
+    gain_B = pay_BS.masked_fill(~legal_BS, -torch.inf).amax(1) - (pay_BS * legal_BS).sum(1) / legal_BS.sum(1)
+    torch.testing.assert_close(taught_BS.sum(1), gain_B, atol=1e-4, rtol=1e-3)
     said_N = rollout.main_BRACM[rows.copy_N, rows.round_N, index].amax((1, 2))
     assert (rows.taught_NFS[:, 0].gather(1, said_N[:, None]) > 0).all(), "what was drawn is among what is taught"
 
@@ -113,11 +118,14 @@ def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
         pay_BSS = torch.zeros(COPIES, len(symbols), len(symbols))
         for mine, its in product(symbols, symbols):
             pay_BSS[:, mine, its] = pay_of(scenario, agents, {(who, 1): mine, (other, 1): its}, who)
-        taught, against = (rows[agent].taught_NFS[:, 0] for agent in (who, other))  # type: ignore[index]
+        taught, against = (F.normalize(rows[agent].taught_NFS[:, 0], p=1, dim=1) for agent in (who, other))  # type: ignore[index]
         legal_BS = agents[who](rows[who].obs, True, False)[0].message[:, 0] > FORBIDDEN_BELOW
         pay_BS = torch.einsum("bij,bj->bi", pay_BSS, against)
         span_B = pay_BSS.amax((1, 2)) - pay_BSS.amin((1, 2))
         assert (span_B > 1e-4).all()
+        best_B = pay_BS.masked_fill(~legal_BS, -torch.inf).amax(1)
+        stake_B = rows[who].taught_NFS.sum((1, 2))  # type: ignore[union-attr]
+        torch.testing.assert_close(stake_B, best_B - (pay_BS * legal_BS).sum(1) / legal_BS.sum(1), atol=1e-4, rtol=1e-3)
         lost_B = pay_BS.masked_fill(~legal_BS, -torch.inf).amax(1) - (pay_BS * taught).sum(1)
         assert (lost_B < 0.05 * span_B).all()
 
@@ -212,7 +220,9 @@ def test_messages_of_several_symbols_are_taught_symbol_by_symbol() -> None:
     rows = own_rows(scenario, searched(scenario, agents, candidates=60, temperature=1e-4), "prover")
     assert rows.taught_NFS is not None
     assert rows.taught_NFS.shape[1] == 2
-    torch.testing.assert_close(rows.taught_NFS.sum(2), torch.ones(len(rows.copy_N), 2))
+    first_N, second_N = rows.taught_NFS.sum(2).unbind(1)
+    assert (first_N > 0).all()
+    torch.testing.assert_close(first_N, second_N)
     said_NF1 = rows.action["message"][..., None]
     assert (rows.taught_NFS.gather(2, said_NF1) > 0).all()
 

@@ -268,6 +268,8 @@ def test_gpu_settings_reach_rllib() -> None:
 def test_annealing_ends_at_zero_and_stays_there() -> None:
     config = ProtocolPPOConfig().experiment(message_game(iterations=4)).training(lr=0.1, anneal_lr=True)
     assert [config.base_lr(iteration) for iteration in range(6)] == pytest.approx([0.1, 0.075, 0.05, 0.025, 0, 0])
+    config.training(anneal_lr="quadratic")
+    assert [config.base_lr(iteration) for iteration in range(6)] == pytest.approx([0.1, 0.05625, 0.025, 0.00625, 0, 0])
 
 
 @pytest.mark.parametrize("clip_gradients", ["agent", "joint"])

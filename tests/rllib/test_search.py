@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.learning.verdicts import stakes
 from nip_ray.play.rollout import own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from tests.rllib.experiments import PAST, built, distance, experiment, message_game, train, trained, weights
@@ -47,7 +47,7 @@ def test_a_searching_prover_imitates_and_the_verifier_meets_the_search() -> None
     rollout = algorithm.rollout
     rows = own_rows(algorithm.scenario, rollout, "prover")
     assert rows.taught_NFS is not None
-    torch.testing.assert_close(rows.taught_NFS.sum((1, 2)), torch.ones(len(rows.copy_N)))
+    assert (stakes(rows.taught_NFS) > 0).all()
     assert {name for name in algorithm.row if name.startswith("learn/prover/")} == {"learn/prover/imitation", "learn/prover/grad_norm"}
     assert own_rows(algorithm.scenario, rollout, "verifier").taught_NFS is None
     algorithm.stop()

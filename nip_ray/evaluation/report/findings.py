@@ -89,8 +89,9 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
     failed = next((mark for mark in found if found[mark] != "above"), None)
     if accuracy.lower is None or failed is None or (accuracy.estimate >= _SOLVED and found[failed] != "below"):
         return None
-    config, attempts = source.config, ["another seed (--seed)", "more iterations (nip-ray resume RUN_DIR --iterations N)"]
-    rule = section(config, "algorithm")
+    config, rule = source.config, section(source.config, "algorithm")
+    how_to = "--set iterations=N" if rule.get("anneal_lr") else "nip-ray resume RUN_DIR --iterations N"  # which an annealed run refuses
+    attempts = ["another seed (--seed)", f"more iterations ({how_to})"]
     if not alone and rule.get("name") in ("ppo", "reinforce"):
         recipe = ["search: {}"] if config.get("search") is None and _can_search(config) else []
         recipe += ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
