@@ -98,6 +98,7 @@ class Replays:
             raise ApiError(400, "this Idempotency-Key was used for another request", code="idempotency_error")
         if known is None:
             known = (digest, asyncio.ensure_future(_run(work)))
+            known[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may go away
             self._tasks[key] = known
             while len(self._tasks) > _REPLAYS:
                 self._tasks.popitem(last=False)
