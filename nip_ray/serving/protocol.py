@@ -103,7 +103,8 @@ class Replays:
             while len(self._tasks) > _REPLAYS:
                 self._tasks.popitem(last=False)
         try:
-            return await asyncio.shield(known[1])  # a client that went away may come back for it
+            await asyncio.wait([known[1]])  # a client that went away may come back for it
+            return known[1].result()
         except Exception:
             self._tasks.pop(key, None)  # errors are not kept: the next attempt is a new one
             raise

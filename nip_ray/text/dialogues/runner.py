@@ -132,7 +132,8 @@ class PaidCalls:
         task = asyncio.ensure_future(call)
         self._open.add(task)
         task.add_done_callback(self._over)
-        return await asyncio.shield(task)
+        await asyncio.wait([task])  # `shield` makes a future besides, whose error nobody sees when this is cancelled with it
+        return task.result()
 
     async def rest(self) -> None:
         """Wait for all that are still on their way; what they raise was told to whoever waited, or comes too late."""

@@ -140,10 +140,13 @@ class OpenAIChat:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"; near it: {', '.join(near)}" if near else ""
             request = ChatRequest(f"check {name}", name, [{"role": "user", "content": _OTHER_WORDS}], _TRIED_TOKENS)
+            said = None
             try:
                 await self._complete(request, is_new=False)
             except Refused as error:
-                raise UserError(f"{self.where} does not list the model {name!r}, and refuses a call to it: {error}{hint}") from None
+                said = str(error)
+            if said is not None:  # raised here, so that nothing hangs on it
+                raise UserError(f"{self.where} does not list the model {name!r}, and refuses a call to it: {said}{hint}")
             self._warn(f"{self.where} does not list the model {name!r}, but answers a call to it; the run continues", name)
 
     async def _listed(self) -> list[str] | None:

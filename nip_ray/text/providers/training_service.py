@@ -293,7 +293,8 @@ class TrainingServiceChat:
             task = asyncio.ensure_future(self._link.call(made(self._link.service().create_sampling_client, **which)))
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may be cancelled
             self._samplers[model] = task
-        return await asyncio.shield(task)
+        await asyncio.wait([task])
+        return task.result()
 
 
 def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:
