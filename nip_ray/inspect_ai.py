@@ -35,7 +35,14 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr  # noq
 from inspect_ai.solver import Generate, Solver, TaskState, solver  # noqa: E402
 from inspect_ai.util import JSONSchema  # noqa: E402
 
-_REASONS: dict[str, FinishReason] = {"max_tokens": "length", "model_length": "length", "content_filter": "content_filter"}
+_REASONS: dict[str, FinishReason] = {
+    "max_tokens": "length",
+    "model_length": "length",
+    "content_filter": "content_filter",
+    "unknown": "unknown",
+}
+_REFUSALS = ("model_length", "content_filter")
+"""Without a count of tokens Inspect's word for a request that was refused, else for how a reply ended."""
 
 
 @inspect_ai.task
@@ -138,6 +145,8 @@ class InspectChat:
         if output.empty:
             return ChatReply(None, "unknown", 0, 0)
         message, used = output.message, output.usage
+        if output.error is not None or (used is None and output.stop_reason in _REFUSALS):  # its content is what the service said
+            return ChatReply(None, "refused", 0, 0, refusal=output.error or message.text)
         thought = "\n".join(part.reasoning for part in message.content_list if isinstance(part, ContentReasoning))
         tokens = (0, 0) if used is None else (used.input_tokens, used.output_tokens)
         return ChatReply(message.text, _REASONS.get(output.stop_reason, "stop"), *tokens, reasoning=thought)

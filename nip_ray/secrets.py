@@ -19,14 +19,19 @@ HIDDEN = "[secret]"
 MIN_LENGTH = 8
 
 _SECRET_NAME = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:$|_)", re.IGNORECASE)
+_UNSENT = re.compile(r"[^\x21-\x7e]")
 _plain = logging.Formatter()
 
 
 def secret(variable: str, owner: str) -> str:
-    """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not set."""
+    """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not set, or holds what no
+    request can carry."""
     value = os.environ.get(variable, "").strip()
     if not value:
         raise UserError(f"${variable} is not set; it must hold the key of {owner} (any text for a service that asks for none)")
+    if unsent := _UNSENT.search(value):
+        what = "a blank or a line break" if unsent[0].isspace() else f"{unsent[0]!a}, which is not ASCII"
+        raise UserError(f"${variable} cannot be sent as a key: its character {unsent.start() + 1} is {what}; copy the key again")
     return value
 
 
@@ -42,7 +47,9 @@ class Redactor(logging.Filter):
         values = [
             value for name, value in os.environ.items() if (name in self._named or _SECRET_NAME.search(name)) and len(value) >= MIN_LENGTH
         ]
-        return sorted({form for value in values for form in (value, quote(value, safe=""))}, key=len, reverse=True)
+        return sorted(
+            {form for value in values for form in (value, quote(value, safe="", errors="surrogateescape"))}, key=len, reverse=True
+        )
 
     def __call__(self, text: str) -> str:
         """`text` without secrets."""

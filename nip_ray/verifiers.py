@@ -25,6 +25,7 @@ from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.dialogues import Path as Branch
 from nip_ray.protocols import Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
+from nip_ray.text.providers.openai import FINISH_REASONS
 
 require("verifiers", "verifiers")
 
@@ -131,7 +132,7 @@ class _Seat:
             return Answer(None, "unknown")
         message, reason = segment.messages[-1], trace.calls[-1].finish_reason
         self._shown = [*chat, {"role": "assistant", "content": message.content or ""}]
-        return Answer(message.content, "length" if reason == "length" else "stop", message.reasoning_content or "")
+        return Answer(message.content, FINISH_REASONS.get(str(reason).lower(), "unknown"), message.reasoning_content or "")
 
     async def close(self) -> None:
         """The trace is complete."""

@@ -78,6 +78,11 @@ def test_what_counts_as_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Redactor(["ODDLY_NAMED"])(text) == f"{HIDDEN} {HIDDEN} short {HIDDEN} qwertyuiop"
 
 
+def test_a_key_that_is_no_text_is_hidden_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "abcdefg\udce9")
+    assert Redactor()("x abcdefg\udce9 abcdefg%E9") == f"x {HIDDEN} {HIDDEN}"
+
+
 def test_a_secret_within_another_is_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_TOKEN", "abcdefgh")
     monkeypatch.setenv("B_TOKEN", "abcdefgh-ijklmnop")

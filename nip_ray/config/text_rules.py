@@ -35,7 +35,8 @@ _OUR_MEMBERS = {
     "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stream", "reasoning_effort",
     "response_format",
 }  # fmt: skip
-"""Members of a request that `extra_body` may not replace."""
+"""Members of a request that `extra_body` may not replace; null leaves one out, for a service that refuses it."""
+_NEEDED = {"model", "messages", "n", "stream"}
 _OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "past", "rollouts", "transcripts")
 
 
@@ -158,9 +159,10 @@ def _request_members(place: str, settings: LanguageAgentSettings, provider: Prov
     if extra and not provider.takes_extra_body:
         key = "extra_body" if settings.extra_body else "reasoning_effort"
         yield f"{place}.{key}: {settings.provider} takes no such member of requests (a provider named openai does), leave it out"
-    taken = _OUR_MEMBERS & (extra.keys() - ({"reasoning_effort"} if settings.reasoning_effort is not None else set()))
+    left_out = {key for key, value in extra.items() if value is None} - _NEEDED
+    taken = _OUR_MEMBERS & (extra.keys() - ({"reasoning_effort"} if settings.reasoning_effort is not None else set())) - left_out
     for key in sorted(taken):
-        yield f"{place}.extra_body: {key} has an option of its own, leave it out"
+        yield f"{place}.extra_body: {key} has an option of its own, leave it out (or set it to null, and requests are sent without it)"
     if settings.reasoning_effort not in (None, "none") and not settings.max_reasoning_tokens:
         yield f"{place}.max_reasoning_tokens: 0, but reasoning_effort is {settings.reasoning_effort}, leave room (such as 4096)"
 

@@ -8,8 +8,9 @@ Decisions that matter here:
 - those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for good, the others are
   cancelled and the error is raised as it is;
 - in a game without a verifier the scenario says what a round pays and whether it was the last (`judge`); there is no verdict;
-- a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it is used up, an
-  empty message stands in the channels where the agent has its turn, marked invalid, and play continues.
+- a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it is used up, or at
+  once where the request itself was refused, an empty message stands in the channels where the agent has its turn, marked invalid, and
+  play continues.
 """
 
 import asyncio
@@ -211,7 +212,7 @@ Path = tuple[int, ...]
 @dataclass(frozen=True)
 class Answer:
     """What a language model answered. content: None where it gave no text; reasoning in it is told apart by its marks. finish_reason:
-    stop, length, content_filter or unknown. reasoning: what came beside the content.
+    stop, length, content_filter, refused (the request was, and would be again) or unknown. reasoning: what came beside the content.
     """
 
     content: str | None
@@ -236,7 +237,8 @@ class Question:
 
 AnswerAll = Callable[[list[Question]], Sequence[Answer]]
 """Answers to questions, in order. Chats must not be changed."""
-_UNUSABLE = ("content_filter", "unknown")
+UNUSABLE = ("content_filter", "refused", "unknown")
+"""Finish reasons of answers that are not used, whatever they say."""
 
 
 def start_dialogue(item: Any, seed: int) -> Dialogue:
@@ -348,7 +350,8 @@ async def _take_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str,
 def _settled(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int) -> Turn | None:
     """The turn that an answer makes, None where the agent is asked again."""
     turn = read_answer(scenario, dialogue, agent, answer, attempt)
-    return None if turn.invalid and turn.retries < scenario.max_invalid_replies(agent) else turn
+    is_last = answer.finish_reason == "refused" or turn.retries >= scenario.max_invalid_replies(agent)
+    return turn if is_last or not turn.invalid else None
 
 
 def read_answer(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int = 0) -> Turn:
@@ -358,7 +361,7 @@ def read_answer(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answ
     """
     channels, going_on = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent], scenario.protocol.undecided
     raw, truncated = "", answer.finish_reason == "length"
-    if answer.content is not None and answer.finish_reason not in _UNUSABLE:
+    if answer.content is not None and answer.finish_reason not in UNUSABLE:
         inside, raw = split_reasoning(encodable(answer.content))
         reasoning = "\n".join(filter(None, (encodable(answer.reasoning), inside)))
         with suppress(InvalidReply):

@@ -2,12 +2,9 @@
 
 Decisions that matter here:
 - what may be asked for is decided by whoever makes the pages (`Pages.answer`): no path is a path of the file system;
-- a page of the outside world could ask through a name that it lets point here (DNS rebinding). So the Host header must be the address that
-  is listened on, or `localhost`; where that is every address of the machine, any address in figures or the machine's own name. Another is
-  refused before anything is read.
+- a request by another name than the server's own (`nip_ray.cluster.own_address`) is refused before anything is read.
 """
 
-import ipaddress
 import platform
 import socket
 import sys
@@ -17,6 +14,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
+from nip_ray.cluster.own_address import EVERY, is_own
 from nip_ray.errors import UserError
 
 ADDRESS = "127.0.0.1"
@@ -71,7 +69,7 @@ class PageServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where the pages are."""
-        host = platform.node() if self.host in ("0.0.0.0", "::") else self.host
+        host = platform.node() if self.host in EVERY else self.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
 
     def serve(self, told: Callable[[str], None]) -> None:
@@ -81,13 +79,8 @@ class PageServer(ThreadingHTTPServer):
             self.serve_forever(poll_interval=0.2)
 
     def is_own(self, host: str) -> bool:
-        """Whether a Host header names this server, so that no other name for its address was used."""
-        name, colon, port = host.rpartition(":")
-        if not colon or port != str(self.server_port):
-            return False
-        if name in (f"[{self.host}]" if ":" in self.host else self.host, "localhost"):
-            return True
-        return self.host in ("0.0.0.0", "::") and (name == platform.node() or _in_figures(name))
+        """Whether a Host header names this server."""
+        return is_own(host, self.host, self.server_port)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -123,15 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
-
-
-def _in_figures(name: str) -> bool:
-    """Whether a host is an address, which no name server can have pointed elsewhere."""
-    try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
 
 
 def _can_be_bound(host: str, family: socket.AddressFamily) -> bool:

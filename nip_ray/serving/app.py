@@ -3,7 +3,8 @@
 Decisions that matter here:
 - one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job never slows replies down by more than its CPUs;
 - a client's model name is looked up among the models of this server, never as a path;
-- the server listens on 127.0.0.1 unless told otherwise. With a key, only the SHA-256 sum of it reaches Ray;
+- the server listens on 127.0.0.1 unless told otherwise. With a key, only the SHA-256 sum of it reaches Ray. Without one, what a web page
+  elsewhere could make a browser here send is refused (`nip_ray.cluster.own_address`);
 - all state is in the folder: a server that starts there again has its models, files and jobs, and continues with those unfinished.
 """
 
@@ -12,12 +13,15 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from nip_ray.cluster.interrupts import interruptible, kept
+from nip_ray.cluster.own_address import refusal
 from nip_ray.errors import UserError
+from nip_ray.secrets import secret
 from nip_ray.serving.shelf import DEFAULT, ModelFolders, Shelf, engine_factory
 from nip_ray.settings.providers import LocalProvider
 
@@ -26,13 +30,17 @@ APP_NAME = "nip-ray-models"
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a replica needs to know. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for)."""
+    """What a replica needs to know. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for). host, port:
+    where the server listens.
+    """
 
     folders: ModelFolders
     engine: str = "auto"
     max_batch_size: int = 32
     key_digest: str | None = None
     num_threads: int | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
 
 
 def build_app(settings: ServerSettings, training: Any) -> Any:
@@ -71,6 +79,11 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
         if settings.key_digest and not bearer_is(settings.key_digest, request.headers):
             refused = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             return JSONResponse(refused.body(), refused.status)
+        if not settings.key_digest:
+            has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+            hosts = request.headers.getlist("host")
+            if found := refusal(hosts, request.headers, has_body, settings.host, settings.port):
+                return JSONResponse(ApiError(found[0], found[1], code="refused_request").body(), found[0])
         size = request.headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > MAX_BODY:
             return JSONResponse(ApiError(413, f"a request has at most {MAX_BODY} bytes").body(), 413)
@@ -151,7 +164,10 @@ def application(settings: ServerSettings, training: Any, num_cpus: float = 1, nu
     def build() -> Any:
         import torch
 
+        from nip_ray.serving.compat import replica_on_loopback
+
         torch.set_num_threads(settings.num_threads or max(1, int(num_cpus)))
+        replica_on_loopback()
         return build_app(settings, training)
 
     options = {"num_cpus": num_cpus, "num_gpus": num_gpus}
@@ -179,6 +195,7 @@ def start_server(
     chosen = port or free_port(host)
     training = start_training(provider, settings.folders)
     serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": chosen})
+    settings = replace(settings, host=host, port=chosen)
     serve.run(application(settings, training, num_cpus, num_gpus), name=APP_NAME, route_prefix="/")
     return f"http://{host}:{chosen}/v1", training
 
@@ -205,17 +222,24 @@ def serve_model(
             probe.bind((host, port))
         except OSError as error:
             raise UserError(f"port {port} on {host} cannot be used ({error.strerror}); choose another") from None
-    _start_ray()
-    url, _ = start_server(settings, LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size), host, port, num_gpus=num_gpus)
-    print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
+    with interruptible():  # SIGTERM too: Ray's own handler would abort before its server is down
+        _serve_until_interrupted(settings, LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size), host, port, num_gpus)
+
+
+def _serve_until_interrupted(settings: ServerSettings, provider: LocalProvider, host: str, port: int, num_gpus: float) -> None:
+    import ray
+
     try:
+        _start_ray()
+        with kept():  # Ray Serve connects actors, which puts Ray's handlers in place again
+            url, _ = start_server(settings, provider, host, port, num_gpus=num_gpus)
+        print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
         while True:
             time.sleep(3600)
     finally:
-        import ray
-
-        _serve().shutdown()
-        ray.shutdown()
+        if ray.is_initialized():
+            _serve().shutdown()
+            ray.shutdown()
 
 
 def server_settings(
@@ -229,10 +253,7 @@ def server_settings(
         named = ((model_dir.resolve().name, model_dir.resolve()),)
     digest = None
     if api_key_variable is not None:
-        key = os.environ.get(api_key_variable)
-        if not key:
-            raise UserError(f"the environment variable {api_key_variable} is not set; put the API key for clients there")
-        digest = sha256(key.encode()).hexdigest()
+        digest = sha256(secret(api_key_variable, "this server, which clients must send").encode()).hexdigest()
     engine_factory(engine, max_batch_size)  # refuses what is unknown
     folders = ModelFolders(folder.resolve(), named=named, any_path=False)
     folders.locate(named[0][0] if named else DEFAULT)

@@ -146,6 +146,7 @@ async def stream(shelf: Shelf, folder: Path, body: ChatBody) -> AsyncIterator[st
 
     work = shelf.generate(folder, messages, request, "refuse", tell)
     task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # the reader may have gone
     task.add_done_callback(lambda _: loop.call_soon(pieces.put_nowait, None))
     first = await pieces.get()
     if first is None and task.done():

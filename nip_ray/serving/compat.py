@@ -1,9 +1,20 @@
-"""What we use of TRL that is not public: here alone, each name with the version in which it was read."""
+"""What we use of TRL and Ray Serve that is not public: here alone, each name with the version in which it was read."""
 
 from typing import Any
 
-PRIVATE = {"trl.DPOTrainer._prepare_dataset": "1.16.0"}
+PRIVATE = {"trl.DPOTrainer._prepare_dataset": "1.16.0", "ray.serve._private.replica.add_port_to_grpc_server": "2.60.0"}
 """Held by tests/test_private_names.py."""
+
+
+def replica_on_loopback() -> None:
+    """Called in a replica before it stands: its server for other deployments listens on the loopback, where its node does, and not on every
+    address of the machine."""
+    import ray
+    from ray.serve._private import replica
+
+    if ray.util.get_node_ip_address() == "127.0.0.1":
+        add = replica.add_port_to_grpc_server
+        replica.add_port_to_grpc_server = lambda server, address: add(server, address.replace("[::]", "127.0.0.1"))
 
 
 def preference_trainer(base: type) -> type:

@@ -98,11 +98,13 @@ class Replays:
             raise ApiError(400, "this Idempotency-Key was used for another request", code="idempotency_error")
         if known is None:
             known = (digest, asyncio.ensure_future(_run(work)))
+            known[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may go away
             self._tasks[key] = known
             while len(self._tasks) > _REPLAYS:
                 self._tasks.popitem(last=False)
         try:
-            return await asyncio.shield(known[1])  # a client that went away may come back for it
+            await asyncio.wait([known[1]])  # a client that went away may come back for it
+            return known[1].result()
         except Exception:
             self._tasks.pop(key, None)  # errors are not kept: the next attempt is a new one
             raise

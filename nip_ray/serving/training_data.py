@@ -43,7 +43,12 @@ def parse_examples(data: bytes, method: Method) -> list[Example]:
     for number, line in enumerate(data.splitlines(), 1):
         if line.strip():
             try:
-                examples.append(_example(json.loads(line), method))
+                read = json.loads(line)
+                json.dumps(read, ensure_ascii=False).encode()  # half of a surrogate pair is no text that has tokens
+                examples.append(_example(read, method))
+            except UnicodeEncodeError as error:
+                half = ascii(error.object[error.start]).strip("'")
+                raise UserError(f"training data: line {number} holds {half}, half of a surrogate pair; write whole characters") from None
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
                 raise UserError(f"training data: line {number} is not of the form for {method}: {reason}") from None

@@ -4,11 +4,31 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Of adapters that vLLM makes room for; smaller ones fit in."""
+
+
+def address_fault(address: str) -> str | None:
+    """What is wrong with the address of a service, and what would be right; None where nothing is."""
+    text = address.strip()
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname or ""
+        _ = parts.port
+    except ValueError:
+        return "is no address, write one such as https://host:8000/v1"
+    if parts.scheme not in ("http", "https") or not host:
+        return "has no http:// or https:// and a host behind it, write an address such as https://host:8000/v1"
+    if not text.isprintable() or " " in text:
+        return "holds a blank or a character that cannot be sent, leave it out"
+    for ending in ("/chat/completions", "/completions", "/responses", "/models"):
+        if parts.path.rstrip("/").endswith(ending):
+            return f"ends in {ending}, which is added to it, leave that out"
+    return None
 
 
 @dataclass(frozen=True)
@@ -129,6 +149,11 @@ class OpenAIProvider(ProviderSettings):
         """See `ProviderSettings`."""
         return self.fine_tuning
 
+    def faults(self, batch_sizes: set[int]) -> Iterator[str]:
+        """The address is one."""
+        if self.base_url and (fault := address_fault(self.base_url)):
+            yield f"base_url: {fault}"
+
 
 @dataclass(frozen=True)
 class WordModelSettings:
@@ -237,6 +262,11 @@ class TrainingServiceProvider(ProviderSettings):
     def passes(self, ppo: bool, kl: bool) -> int:
         """See `ProviderSettings`: a loss that is not the service's goes forward once more, and the start model's pass is another."""
         return 1 + (not ppo) + kl
+
+    def faults(self, batch_sizes: set[int]) -> Iterator[str]:
+        """The address is one."""
+        if self.base_url and (fault := address_fault(self.base_url)):
+            yield f"base_url: {fault}"
 
 
 @dataclass(frozen=True)

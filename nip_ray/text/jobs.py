@@ -348,7 +348,10 @@ async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec
         if job is not None:
             return job
         if doubts >= _MAX_DOUBTS or time.monotonic() > patience_ends:
-            raise TrainingError(f"the provider made no fine-tuning job in {doubts or 'many'} requests; when it works again, resume the run")
+            said = [entry["reason"] for entry in journal.entries(key=spec.key) if "reason" in entry][-1]
+            raise TrainingError(
+                f"the provider made no fine-tuning job in {doubts or 'many'} requests (last: {said}); when it works again, resume the run"
+            )
 
 
 async def _submit(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> tuple[FineTuneJob | None, float | None]:

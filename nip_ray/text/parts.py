@@ -165,6 +165,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
         asked, there = config.algorithm.num_test_items, len(items["test"])
         if asked is not None and asked > there:
             raise UserError(f"algorithm.num_test_items: got {asked}, but there are {there} held-out items, use at most that or null (all)")
+    _refuse_half_characters(items, kind)
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
     check_room(config, scenario, items["train"])
     _check_examples(config, scenario, items["train"][0])
@@ -181,6 +182,16 @@ def _stored_roles(run_dir: Path | None) -> tuple[str, ...]:
         return ()
     with RunFolder.open(run_dir) as folder:
         return tuple(folder.read_json(ROLES)["roles"])
+
+
+def _refuse_half_characters(items: Mapping[str, Sequence[Any]], kind: LanguageScenarioKind) -> None:
+    """Raise UserError for an item, of a file or of a scenario of one's own, whose text no file or request can hold."""
+    for split, item in ((split, item) for split, found in items.items() for item in found):
+        try:
+            json.dumps(kind.write_item(item), ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start]).strip("'")
+            raise UserError(f"scenario: {split} item {item.id} holds {half}, half of a surrogate pair, write whole characters") from None
 
 
 def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> None:

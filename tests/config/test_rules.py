@@ -67,6 +67,12 @@ APART: Data = {"learners": {"partition": "agents"}}
         # language models
         (spoken(extra_body="{"), "scenario.agents.prover.extra_body", "JSON object"),
         (spoken(extra_body='{"seed": 1, "top_k": 2}'), "scenario.agents.prover.extra_body", "seed has an option of its own"),
+        (spoken(extra_body='{"model": null}'), "scenario.agents.prover.extra_body", "model has an option of its own"),
+        (
+            spoken() | {"providers": {"hosted": {"name": "openai", "base_url": "host:80/v1"}}},
+            "providers.hosted.base_url",
+            "has no http:// or https://",
+        ),
         (spoken_in_json({"name": "training_service"}), "scenario.decision_format", "hosted (of verifier) cannot hold replies to a schema"),
         (spoken(reasoning_effort="high"), "scenario.agents.prover.max_reasoning_tokens", "leave room"),
         (spoken(provider="local", model="default", extra_body='{"top_k": 2}'), "scenario.agents.prover.extra_body", "takes no such"),

@@ -232,6 +232,17 @@ def test_attempts_share_one_counter_and_have_their_own_numbers() -> None:
     assert (turn.retries, turn.truncated, turn.invalid, turn.decision) == (5, True, False, REJECT)
 
 
+def test_a_request_that_is_refused_is_not_made_again() -> None:
+    """An empty message stands for the turn, and play continues."""
+    seen: list[tuple[str, int, int, Path]] = []
+    made = scenario()
+    said = {0: Answer("Question for Expert: why?"), 1: Answer(None, "refused"), 2: Answer("Decision: reject")}
+    dialogue = asyncio.run(play_dialogue(made, item(), 0, asking(lambda agent, r, attempt: said[r], seen)))
+    assert [(agent, attempt) for agent, _, attempt, _ in seen] == [("verifier", 0), ("prover", 0), ("verifier", 0)]
+    (turn,) = dialogue.rounds[1]
+    assert (turn.invalid, turn.messages, turn.retries, dialogue.verdict) == (True, {"main": ""}, 1, REJECT)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_dialogues_played_in_step_are_those_played_alone(name: str) -> None:
     """With replies of which some cannot be used, and dialogues of unlike lengths."""

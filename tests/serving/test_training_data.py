@@ -103,6 +103,7 @@ def test_long_chats_keep_their_end(chat: ChatFormat) -> None:
         (line(messages=[ASK, said("x")]), "dpo", "'input' is missing"),
         (line(input={"messages": [ASK]}, preferred_output=[said("x")], non_preferred_output=[]), "dpo", "one message"),
         (b"[" * 100_000, "supervised", "line 1"),
+        (line(messages=[ASK, said("\ud83d")]), "supervised", r"line 1 holds \\ud83d, half of a surrogate pair"),
     ],
 )
 def test_wrong_data_is_refused_with_its_line(data: bytes, method: Method, message: str) -> None:

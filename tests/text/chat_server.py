@@ -70,7 +70,10 @@ def count_tokens(text: str) -> int:
 class ChatServer:
     """The server, run by a thread of its own between `__enter__` and `__exit__`. url: its base URL. bills, attempts: what happened.
 
-    latency_s: of every reply. late_s: of the fault "late". wait_s: what the faults 429... ask to wait.
+    latency_s: of every reply. late_s: of the fault "late". wait_s: what the faults 429... ask to wait. unlisted: models that answer and
+    stand in no list. list_fault: of the list of models, as of a reply.
+
+    A fault "answer STATUS BODY" is answered so, word for word.
     """
 
     latency_s: float = 0.0
@@ -78,6 +81,8 @@ class ChatServer:
     wait_s: float = 0.05
     honours_keys: bool = True
     plan: Plan = ok
+    unlisted: tuple[str, ...] = ()
+    list_fault: str = ""
     url: str = ""
     bills: list[Bill] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
@@ -102,6 +107,8 @@ class ChatServer:
     async def _models(self, request: web.Request) -> web.Response:
         if (refusal := self._authorize(request)) is not None:
             return refusal
+        if self.list_fault:
+            return _told(self.list_fault)
         return web.json_response({"object": "list", "data": [model_row(name) for name in MODELS]})
 
     async def _model(self, request: web.Request) -> web.Response:
@@ -126,7 +133,7 @@ class ChatServer:
         if (refusal := self._authorize(request)) is not None:
             return refusal
         body = await request.json()
-        if (wrong := _check(body)) is not None:
+        if (wrong := _check(body, (*MODELS, *self.unlisted))) is not None:
             return wrong
         key = request.headers.get("Idempotency-Key", "")
         attempt = Attempt(key, self._numbers[key], len(self.attempts), body)
@@ -153,6 +160,8 @@ class ChatServer:
 
     def _refuse(self, fault: str) -> web.Response | None:
         wait = self.wait_s
+        if fault.startswith("answer "):
+            return _told(fault)
         if fault.isdecimal() and fault != "429":
             return _error(int(fault), f"error {fault}", None)
         if fault == "429":
@@ -208,11 +217,16 @@ def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
     }
 
 
-def _check(body: Any) -> web.Response | None:
+def _told(fault: str) -> web.Response:
+    status, _, text = fault.removeprefix("answer ").partition(" ")
+    return web.Response(status=int(status), text=text, content_type="text/html" if text.startswith("<") else "application/json")
+
+
+def _check(body: Any, models: tuple[str, ...]) -> web.Response | None:
     """The refusal of a request that is not one, else None."""
     if not isinstance(body, dict) or set(body) - FIELDS or not isinstance(body.get("model"), str):
         return _error(400, f"Unrecognized request arguments: {sorted(set(body) - FIELDS)}", None)
-    if body["model"] not in MODELS:
+    if body["model"] not in models:
         return _error(404, f"The model `{body['model']}` does not exist or you do not have access to it.", "model_not_found")
     if body["model"].startswith("o") and "max_tokens" in body:
         message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."

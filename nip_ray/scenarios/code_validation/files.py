@@ -122,7 +122,19 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             raise UserError(f"{path}: line {number}: is not JSON ({what}); expected: one JSON object on each line") from None
         if not isinstance(values, dict):
             raise UserError(f"{path}: line {number}: is a JSON {type(values).__name__}; expected: an object with {_HINT}")
+        if b"\\ud" in line.lower():
+            _refuse_half_characters(values, f"{path}: line {number}")
         yield Row(f"line {number}", values)
+
+
+def _refuse_half_characters(values: Mapping[str, Any], place: str) -> None:
+    """Raise UserError for a text with half of a surrogate pair, which no request, file or tokenizer can hold."""
+    for column, value in values.items():
+        try:
+            json.dumps([column, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start]).strip("'")
+            raise UserError(f"{place}: {ascii(column)[1:-1]}: holds {half}, half of a surrogate pair; expected: whole characters") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

@@ -174,7 +174,12 @@ class SharedBudget:
     def _send_report(self) -> None:
         sending = asyncio.ensure_future(self._settle(*self._report()))
         self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
+        sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: "asyncio.Future[None]") -> None:
+        self._sending.discard(sending)
+        if not sending.cancelled():
+            sending.exception()  # the next call fails by the same, and says so
 
     async def _settle(self, released: Amount, told: Spending) -> None:
         try:

@@ -51,7 +51,7 @@ CALLS = "calls"
 VERSION = 1
 SYNC_S = 0.5
 
-_TOLD = ("cached_tokens", "reasoning_tokens", "model", "fingerprint")
+_TOLD = ("cached_tokens", "reasoning_tokens", "model", "fingerprint", "refusal")
 _NAME = re.compile(r"(\d{6,})-(\w+)\.jsonl")
 _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False).encode
 

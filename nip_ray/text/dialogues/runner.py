@@ -131,12 +131,18 @@ class PaidCalls:
         """What `call` gives or raises."""
         task = asyncio.ensure_future(call)
         self._open.add(task)
-        task.add_done_callback(self._open.discard)
-        return await asyncio.shield(task)
+        task.add_done_callback(self._over)
+        await asyncio.wait([task])  # `shield` makes a future besides, whose error nobody sees when this is cancelled with it
+        return task.result()
 
     async def rest(self) -> None:
         """Wait for all that are still on their way; what they raise was told to whoever waited, or comes too late."""
         await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _over(self, task: "asyncio.Future[Any]") -> None:
+        self._open.discard(task)
+        if not task.cancelled():
+            task.exception()  # who waited may be gone, and asyncio prints what nobody looks at
 
 
 # ---------------------------------------------------------------------------------------------------------------------

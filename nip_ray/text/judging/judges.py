@@ -5,7 +5,7 @@ Decisions that matter here:
   names. Where the agent wrote nothing there (follow_up: nothing after another message), or has no side to argue for, there is nothing
   to ask, and no call is made;
 - an answer counts when its first word is yes or no. Anything else is asked again `RETRIES` times and then masked: it is no verdict, and
-  how many there were stands beside every mean;
+  how many there were stands beside every mean. A question that the model's provider refuses is masked at once;
 - what is judged was written by others, so it stands between markers with a random code, drawn from the seed, that does not occur in it;
 - means have the intervals of `nip_ray.evaluation.clusters`: plays of one item, and one verdict per dialogue, are no more than they are;
 - judges know agents by name, so dialogues with anonymous provers (merlin_arthur, consultancy) are refused.
@@ -21,6 +21,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.evaluation.clusters import clustered_share
 from nip_ray.play.dialogue import Dialogue, InvalidReply, beginning, split_reasoning, stance_in
+from nip_ray.play.dialogues import UNUSABLE
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.scenarios.code_validation.scenario import ROLES, CodeValidation
@@ -158,8 +159,9 @@ async def judge(
 
 
 def read_answer(reply: ChatReply) -> int | None:
-    """1 or 0 where the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, and no answers."""
-    found = None if reply.content is None else ANSWER.match(split_reasoning(reply.content)[1])
+    """1 or 0 where the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, and no answers; nor is what
+    was filtered."""
+    found = None if reply.content is None or reply.finish_reason in UNUSABLE else ANSWER.match(split_reasoning(reply.content)[1])
     return None if found is None else int(found[1].lower() == "yes")
 
 
@@ -257,7 +259,7 @@ async def _ask(question: Question, client: ChatClient, free: Semaphore, calls: P
         async with free:
             reply = await calls.wait(client.complete(replace(question.request, key=f"{question.request.key}/{attempt}", seed=seed)))
         verdict = read_answer(reply)
-        if verdict is not None:
+        if verdict is not None or reply.finish_reason == "refused":
             break
     return Verdict(question.judge, question.dialogue, question.agent, question.channel, verdict)
 

@@ -265,4 +265,4 @@ async def _cancelled(call: Any) -> None:
     task = asyncio.ensure_future(call)
     await asyncio.sleep(0)
     task.cancel()
-    await asyncio.wait([task])
+    await asyncio.gather(task, return_exceptions=True)

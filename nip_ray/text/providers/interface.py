@@ -37,7 +37,9 @@ from nip_ray.text.costs.prices import (
     worst_case,
 )
 
-FinishReason = Literal["stop", "length", "content_filter", "unknown"]
+FinishReason = Literal["stop", "length", "content_filter", "refused", "unknown"]
+"""content_filter: the reply was filtered. refused: there is none; the request was refused for its content or its length, and would be
+again. unknown: it ended for another reason, and is not used."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class ChatRequest:
 class ChatReply:
     """What came back. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by the price table.
     reasoning: that the provider told apart from the content. cached_tokens: of prompt_tokens. reasoning_tokens: of completion_tokens.
-    model, fingerprint: what answered, where that is told.
+    model, fingerprint: what answered, where that is told. refusal: what the provider said of a request that it refused.
 
     uncertain: what attempts before this one, which got no answer, may have cost; and what this one may have, where the provider counts
     no tokens (both counts are then 0).
@@ -79,6 +81,7 @@ class ChatReply:
     reasoning_tokens: int = 0
     model: str | None = None
     fingerprint: str | None = None
+    refusal: str | None = None
     uncertain: Amount = NOTHING
 
     def spending(self, model: str) -> Spending:
@@ -94,7 +97,8 @@ class ChatReply:
 class ChatClient(Protocol):
     """Answers calls, many at once, and retries what may be retried.
 
-    Raises TrainingError when it gives up, BudgetExhausted before it would overspend.
+    Raises TrainingError when it gives up, BudgetExhausted before it would overspend. A request that is refused for what stands in it ends
+    no run: its reply has no content and the finish reason `refused`.
 
     One client serves one provider, all its models and any number of tasks of one event loop.
     """

@@ -1,4 +1,4 @@
-"""The provider `openai`: any service that speaks the OpenAI protocol. Its chat client, over the unmodified `openai` SDK, and its jobs.
+"""The provider `openai`: any service that speaks the OpenAI protocol. Its chat client, over the unmodified `openai` SDK.
 
 Decisions that matter here:
 - one attempt per SDK call; retries are ours, so that they keep to the budget, the rate limits and one idempotency key per call;
@@ -6,7 +6,10 @@ Decisions that matter here:
   about a third of the processor time. What comes back is checked here;
 - an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as uncertain and
   set aside again before the next attempt. So is that of a reply without a count of tokens;
-- services have words of their own for why a reply ended. One with text counts as whole unless its word says that it was cut or filtered.
+- services have words of their own for why a reply ended. A reply whose word is not known is not used, and a warning says so once;
+- a call that is refused for what stands in it (its content, its length) is a reply that cannot be used, and no end of a run: the next call
+  may be answered. Where the service's words leave open whether it is that, the same call is made with other words in the place of what
+  was said: if that is answered, the words were refused. Only what is refused with any words is the user's to mend.
 """
 
 import asyncio
@@ -15,14 +18,12 @@ import hashlib
 import json
 import re
 import warnings
-from collections import defaultdict
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import quote
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.costs.budget import BudgetLike, Reservation, Throttle
 from nip_ray.text.costs.prices import (
@@ -36,19 +37,29 @@ from nip_ray.text.costs.prices import (
     with_uncertain,
     worst_case,
 )
-from nip_ray.text.jobs import Busy
-from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, ChatReply, ChatRequest, FinishReason, InDoubt, Provider, file_name
-from nip_ray.text.providers.openai_service import Failure, KeyMayNot, NotThere, OpenAIService, Refused, lost
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, FinishReason, Provider
+from nip_ray.text.providers.openai_jobs import OpenAIJobs
+from nip_ray.text.providers.openai_service import MAY_BE_THE_CONTENT, Failure, KeyMayNot, NotThere, OpenAIService, Refused
 from nip_ray.tracking import traces
 
 FINISH_REASONS: dict[str, FinishReason] = {
-    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
-    **dict.fromkeys(("content_filter", "safety", "recitation", "blocklist", "prohibited_content"), "content_filter"),
-    **dict.fromkeys(("error", "abort", "insufficient_system_resource"), "unknown"),
+    **dict.fromkeys(("stop", "none", "", "eos", "eos_token", "stop_sequence", "end_turn", "end", "complete", "completed"), "stop"),
+    **dict.fromkeys(("finished", "tool_calls", "tool_use", "function_call"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "token_limit", "model_length"), "length"),
+    **dict.fromkeys(("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii"), "content_filter"),
+    **dict.fromkeys(("refusal", "sensitive", "guardrail_intervened", "content_filtered"), "content_filter"),
+    **dict.fromkeys(("error", "abort", "other", "network_error", "insufficient_system_resource"), "unknown"),
 }
-"""What services say of a reply that is not whole; all other words (stop, eos, tool_calls, none at all) are taken for "stop"."""
+"""What services say of how a reply ended; any other word is taken for "unknown", and such a reply is not used."""
 REASONING = ("reasoning_content", "reasoning")
 """Where services put reasoning beside a message's content."""
+
+_OTHER_WORDS = "Hello"
+"""What `_is_refused_for_words` puts in the place of all that was said."""
+_NOT_YET = 5
+"""How often a call is repeated whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in time."""
+_TRIED_TOKENS = 16
+_CAN_BE_LEFT_OUT = ("seed", "temperature", "top_p", "response_format", "reasoning_effort")
 
 _PLAIN_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -61,7 +72,7 @@ def idempotency_key(key: str) -> str:
 @dataclass
 class _Call:
     """A call on its way. worst: of one attempt. estimate: of its tokens. attempts: that failed. renamed: its limit of tokens was
-    sent by its other name. uncertain: what failed attempts may have cost.
+    sent by its other name. uncertain: what failed attempts may have cost. is_new: see `OpenAIChat._complete`.
     """
 
     request: ChatRequest
@@ -71,6 +82,7 @@ class _Call:
     attempts: int = 0
     renamed: bool = False
     uncertain: Amount = NOTHING
+    is_new: bool = True
 
 
 class OpenAIChat:
@@ -86,37 +98,69 @@ class OpenAIChat:
         self.where = self._service.where
         self._slots = asyncio.Semaphore(max_in_flight)
         self._renamed: set[str] = set()
+        self._answered: set[tuple[str, str, int]] = set()
+        self._warned: set[str] = set()
         self.prices = PriceList(provider.prices, needed=budget.in_usd)
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """The reply to one call; a refusal for its content is a reply with the finish reason content_filter and no content.
+        """The reply to one call; one that is refused for what stands in it has the finish reason refused and no content.
 
         Raises UserError for a key, model or request that the service does not accept, BudgetExhausted, and TrainingError when
         `max_retries` more attempts did not help.
         """
+        return await self._complete(request)
+
+    async def _complete(self, request: ChatRequest, is_new: bool = True) -> ChatReply:
+        """See `complete`. is_new: the model may be one that the service has made and does not know everywhere."""
         price = self.prices.of(request.model)
         worst = worst_case(price, request.messages, request.max_tokens)
-        call = _Call(request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens)
+        call = _Call(request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens, is_new=is_new)
         while True:
             outcome = await self._attempt(call)
             if isinstance(outcome, ChatReply):
+                self._answered.add(_form(request))
                 return outcome
+            if await self._is_refused_for_words(call, outcome):
+                who = request.agent or request.model
+                self._warn(f"{outcome.message}; this call of {who} counts as a reply that cannot be used", f"{who} {outcome.reaction}")
+                return ChatReply(None, "refused", 0, 0, uncertain=call.uncertain, refusal=outcome.message)
             await self._react(call, outcome)
 
     async def check_models(self, names: Iterable[str]) -> None:
         """Raises UserError for a name that the service does not know, with those that are near; TrainingError when it does not answer.
 
-        A service that cannot be asked is trusted.
+        Lists are not complete: a name that is not listed is tried by one call of a few tokens, and warned of where that is answered.
         """
-        known = _ids(await self._get("/models"))
+        known = await self._listed()
         if known is None:
             return
         for name in dict.fromkeys(names):
-            if name in known or await self._get(f"/models/{quote(name, safe='')}") is not None:
+            if name in known or await self._is_listed(name):
                 continue
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"; near it: {', '.join(near)}" if near else ""
-            raise UserError(f"{self.where} has no model {name!r}{hint}")
+            request = ChatRequest(f"check {name}", name, [{"role": "user", "content": _OTHER_WORDS}], _TRIED_TOKENS)
+            said = None
+            try:
+                await self._complete(request, is_new=False)
+            except Refused as error:
+                said = str(error)
+            if said is not None:  # raised here, so that nothing hangs on it
+                raise UserError(f"{self.where} does not list the model {name!r}, and refuses a call to it: {said}{hint}")
+            self._warn(f"{self.where} does not list the model {name!r}, but answers a call to it; the run continues", name)
+
+    async def _listed(self) -> list[str] | None:
+        """The models that the service lists, none of them where the list cannot be read; None where it has none."""
+        try:
+            return _ids(await self._get("/models"))
+        except (Refused, TrainingError):
+            return []
+
+    async def _is_listed(self, name: str) -> bool:
+        try:
+            return await self._get(f"/models/{quote(name, safe='')}") is not None
+        except (Refused, TrainingError):
+            return False
 
     async def close(self) -> None:
         """Gives connections back."""
@@ -141,14 +185,64 @@ class OpenAIChat:
 
     async def _send(self, request: ChatRequest) -> Any:
         """The parsed body of a success, or a Failure."""
-        options: Any = {"headers": {"Idempotency-Key": idempotency_key(request.key)}}
-        sdk = self._service.sdk
         try:
-            async with asyncio.timeout(self._provider.timeout_s):
-                response = await sdk.post("/chat/completions", cast_to=self._service.raw, body=self._body(request), options=options)
-                return json.loads(response.content)
+            return await self._post(request)
         except self._service.errors as error:
             return self._service.failure(error, request.model)
+        except UnicodeEncodeError:
+            return Failure("user", f"a message of {request.agent or 'the chat'} holds half of a surrogate pair, which no request can hold")
+
+    async def _post(self, request: ChatRequest) -> Any:
+        options: Any = {"headers": {"Idempotency-Key": idempotency_key(request.key)}}
+        async with asyncio.timeout(self._provider.timeout_s):
+            body = self._body(request)
+            response = await self._service.sdk.post("/chat/completions", cast_to=self._service.raw, body=body, options=options)
+            return json.loads(response.content)
+
+    async def _is_refused_for_words(self, call: _Call, failure: Failure) -> bool:
+        """Whether the call was refused for what stands in it, so that others may be answered. What asking that costs is uncertain."""
+        if failure.reaction in ("refused", "too_long") and (failure.reaction == "refused" or _form(call.request) in self._answered):
+            return True
+        if failure.reaction not in ("user", "too_long") or failure.status not in MAY_BE_THE_CONTENT:
+            return False
+        messages = [{**message, "content": _OTHER_WORDS} for message in call.request.messages]
+        if not messages or messages == list(call.request.messages):
+            return False
+        asked = replace(call.request, key=f"{call.request.key}/other words", messages=messages)
+        worst = worst_case(call.price, messages, asked.max_tokens)
+        for attempt in range(self._provider.max_retries + 1):
+            outcome = await self._tried(call, asked, worst)
+            if not isinstance(outcome, Failure):
+                self._answered.add(_form(asked))
+                return True
+            if outcome.reaction not in ("retry", "pause"):
+                break
+            await asyncio.sleep(self._service.wait_s(outcome, asked.key, attempt))
+        return False
+
+    async def _tried(self, call: _Call, asked: ChatRequest, worst: Amount) -> ChatReply | Failure:
+        """One request on behalf of `call`, to which its worst case is booked as uncertain unless the service refuses it."""
+        try:
+            reservation = await self._budget.reserve(worst)
+        except BudgetExhausted as error:
+            raise with_uncertain(error, call.uncertain) from None
+        outcome: Any = None
+        try:
+            async with self._slots:
+                await self._limiter.acquire(estimated_prompt_tokens(asked.messages) + asked.max_tokens)
+                outcome = await self._send(asked)
+        finally:
+            is_free = isinstance(outcome, Failure) and not outcome.lost
+            reservation.release() if is_free else reservation.lose()
+            call.uncertain += NOTHING if is_free else worst
+        reply = outcome if isinstance(outcome, Failure) else _read_reply(outcome, call)
+        return self._service.in_answer(outcome, asked.model) if reply is None else reply
+
+    def _warn(self, message: str, about: str) -> None:
+        """Once for each thing that it is about."""
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(message, stacklevel=3)
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         limit = "max_completion_tokens" if request.model in self._renamed else "max_tokens"
@@ -157,14 +251,18 @@ class OpenAIChat:
         if request.schema is not None:
             named = {"name": "reply", "strict": True, "schema": request.schema}
             optional["response_format"] = {"type": "json_schema", "json_schema": named}
-        return {**body, **{name: value for name, value in optional.items() if value is not None}, **request.extra}
+        return {name: value for name, value in {**body, **optional, **request.extra}.items() if value is not None}
 
     def _settle(self, call: _Call, reservation: Reservation, outcome: Any) -> ChatReply | Failure:
         """Book an attempt."""
         reply = outcome if isinstance(outcome, Failure) else _read_reply(outcome, call)
         if reply is None:
-            reply = lost(f"{self.where} sent something that is not a chat completion")
+            reply = self._service.in_answer(outcome, call.request.model)
         if not isinstance(reply, Failure):
+            word = str(outcome["choices"][0].get("finish_reason"))
+            if word.lower() not in FINISH_REASONS:
+                told = f"{self.where} gives a finish reason that is not known here, {word[:40]!r}; such replies are not used"
+                self._warn(told, f"finish {word}")
             spending = reply.spending(call.request.model)
             if counted := reply.prompt_tokens + reply.completion_tokens:
                 self._limiter.correct(call.estimate, counted)
@@ -177,8 +275,6 @@ class OpenAIChat:
             call.uncertain += call.worst
         else:
             reservation.release()
-        if reply.reaction == "refused":
-            return ChatReply(None, "content_filter", 0, 0, uncertain=call.uncertain)
         return reply
 
     async def _react(self, call: _Call, failure: Failure) -> None:
@@ -187,8 +283,9 @@ class OpenAIChat:
             call.renamed = True
             self._renamed.add(call.request.model)
             return
-        if failure.reaction not in ("retry", "pause"):
-            raise with_uncertain(failure.error(), call.uncertain)
+        may_come = failure.reaction == "not_yet" and call.is_new and call.attempts < min(_NOT_YET, self._provider.max_retries)
+        if failure.reaction not in ("retry", "pause") and not may_come:
+            raise with_uncertain(self._final(call, failure), call.uncertain)
         if call.attempts >= self._provider.max_retries:
             message = f"a call failed {call.attempts + 1} times, last: {failure.message}; resume the run when the service is well"
             raise with_uncertain(TrainingError(message), call.uncertain)
@@ -199,6 +296,15 @@ class OpenAIChat:
         traces.event("retry", nip_ray__reason=failure.message, nip_ray__wait_s=wait_s)
         await asyncio.sleep(wait_s)
 
+    def _final(self, call: _Call, failure: Failure) -> UserError | TrainingError:
+        """What ends the call; where the service names a member of the request that can be left out, with how."""
+        body = self._body(call.request)
+        named = [name for name in _CAN_BE_LEFT_OUT if name in body and re.search(rf"\b{name}\b", failure.said)]
+        if failure.status in (400, 422) and named:
+            members = ", ".join(f'"{name}": null' for name in named)
+            failure = replace(failure, message=f"{failure.message}; extra_body: '{{{members}}}' leaves it out of requests")
+        return failure.error()
+
     async def _get(self, path: str) -> Any:
         """The body of an answer, None where the service has no such thing. Raises UserError or TrainingError."""
 
@@ -207,9 +313,14 @@ class OpenAIChat:
                 return (await self._service.sdk.get(path, cast_to=self._service.raw)).content
 
         try:
-            return json.loads(await self._service.patiently(get, path))
+            return json.loads(await self._service.patiently(get, path, max_retries=2))
         except (NotThere, KeyMayNot, ValueError, RecursionError):
             return None
+
+
+def _form(request: ChatRequest) -> tuple[str, str, int]:
+    """What calls have in common whose settings are the same."""
+    return request.model, request.agent, request.max_tokens
 
 
 def _ids(body: Any) -> list[str] | None:
@@ -231,7 +342,7 @@ def _read_reply(body: Any, call: _Call) -> ChatReply | None:
     prompt, completion, cached, reasoning = _usage(body.get("usage"), bool(content))
     return ChatReply(
         content,
-        FINISH_REASONS.get(str(finish).lower(), "stop"),
+        FINISH_REASONS.get(str(finish).lower(), "unknown"),
         prompt,
         completion,
         call_cost(call.price, prompt, completion, cached),
@@ -273,255 +384,6 @@ def _count(found: Any, *names: str) -> int | None:
     for name in names:
         found = found.get(name) if isinstance(found, dict) else None
     return found if type(found) is int and found >= 0 else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# `OpenAIJobs`: fine-tuning jobs of any service that speaks the OpenAI protocol.
-#
-# - what may be repeated is repeated (`OpenAIService.patiently`), creations never: that may make, and charge for, two jobs;
-# - a job carries its key twice: as metadata, by which it is listed, and at the end of its suffix, for services that drop metadata. The
-#   answer to a listing is filtered here as well, since some services ignore the filter;
-# - a file is named by the SHA-256 of its content, so that the same content is found instead of uploaded again;
-# - an answer 4xx to a creation means that nothing was made; no answer, or 5xx, that nobody knows.
-
-T = TypeVar("T")
-
-_KEY = "nip_key"  # in a job's metadata
-_MARK = 16  # digits of the key at the end of a suffix
-_NO_FILE = "file-that-does-not-exist"
-_FOR_THE_METHOD = re.compile(r"\b(?:method|dpo|preference)", re.IGNORECASE)
-_STATUS: dict[str, JobStatus] = {
-    "validating_files": "pending",
-    "queued": "pending",
-    "pending": "pending",
-    "created": "pending",
-    "started": "pending",
-    "notrunning": "pending",
-    "validating": "pending",
-    "validated": "pending",
-    "running": "running",
-    "paused": "running",
-    "succeeded": "succeeded",
-    "completed": "succeeded",
-    "success": "succeeded",
-    "failed": "failed",
-    "failed_validation": "failed",
-    "error": "failed",
-    "user_error": "failed",
-    "expired": "failed",
-    "cancelled": "cancelled",
-    "canceled": "cancelled",
-}
-_STOPPING = ("cancelling", "canceling", "cancel_requested", "cancellation_requested", "pausing", "resuming")
-"""Status of jobs that run."""
-
-
-class OpenAIJobs:
-    """A `FineTuneBackend` over the `openai` SDK; one for each event loop.
-
-    first_wait_s: see `OpenAIService`. Raises UserError when the extra or the key is missing.
-    """
-
-    methods = frozenset({"supervised", "dpo"})
-
-    def __init__(self, provider: OpenAIProvider, first_wait_s: float = FIRST_WAIT_S) -> None:
-        self.poll_interval_s, self.doubt_s = provider.poll_interval_s, provider.doubt_s
-        self._provider = provider
-        self._service = OpenAIService(provider, first_wait_s=first_wait_s)
-        self._client, self._where = self._service.sdk, self._service.where
-        self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    async def check(self, model: str, method: Method) -> None:
-        """See `FineTuneBackend`. A service that looks at a job's file before its method tells only later, when the first job is asked for,
-        that it refuses the method; nothing is charged for that job.
-        """
-        if not self._provider.fine_tuning:
-            raise UserError("providers: this one has `fine_tuning: false`; freeze its agents, or give them another provider")
-        if method not in self.methods:
-            raise UserError(f"this provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
-        await self._check_model(model)
-        try:
-            await self._patiently(lambda: self._client.get("/fine_tuning/jobs?limit=1", cast_to=object))
-        except NotThere:
-            raise UserError(
-                f"{self._where} has no fine-tuning jobs; set `fine_tuning: false` for it and freeze its agents, "
-                "or let them be spoken for by a provider that has, such as `local`"
-            ) from None
-        if method != "supervised":  # which every service has
-            await self._probe(model, method)
-
-    async def _probe(self, model: str, method: Method) -> None:
-        """Ask for a job on a file that does not exist. No job can come of it, but the refusal may say that it is for the method."""
-        jobs, asked = self._client.fine_tuning.jobs, {"type": method}
-        try:
-            job = await self._patiently(
-                lambda: jobs.create(model=model, training_file=_NO_FILE, method=asked)  # pyright: ignore[reportArgumentType]
-            )
-        except Refused as error:
-            if _FOR_THE_METHOD.search(str(error)):
-                raise UserError(f"{error}; {method} is not to be had for {model!r} there, choose another provider or algorithm") from None
-            return
-        await self.cancel(job.id)  # a service that looks at files later
-
-    async def upload(self, name: str, data: bytes) -> str:
-        """See `FineTuneBackend`. `name` is what people call the content; at the service it is named by its hash (`file_name`)."""
-        del name
-        async with self._uploading[file_name(data)]:
-            file_id = await self._find_file(data)
-            for attempt in range(self._provider.max_retries + 1):
-                file_id = file_id or await self._upload_once(data, attempt)
-                if file_id is not None:
-                    return file_id
-                file_id = await self._find_file(data, within_s=self.doubt_s)
-        raise TrainingError(f"{self._where} takes no files; when it works again, resume the run")
-
-    async def find(self, key: str) -> list[FineTuneJob]:
-        """See `FineTuneBackend`. Where the filter finds nothing all jobs are looked through: the service may not keep metadata."""
-        mine = await self._list(key, metadata={_KEY: key}) or await self._list(key)
-        mine.sort(key=lambda job: (getattr(job, "created_at", None) or 0, job.id))
-        return [_as_job(job, key) for job in mine]
-
-    async def submit(self, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
-        """See `FineTuneBackend`. Raises Busy when the service asks to come back later, UserError when it refuses."""
-        job: Any = None
-        refusal: Exception | None = None
-        try:
-            job = await self._client.fine_tuning.jobs.create(
-                model=spec.model,
-                training_file=file_id,
-                method=method_of(spec),  # pyright: ignore[reportArgumentType]
-                suffix=f"{spec.suffix}-{spec.key[:_MARK]}",
-                seed=spec.seed % 2**31,
-                metadata={_KEY: spec.key},
-                extra_headers={"Idempotency-Key": spec.key},
-            )
-        except self._service.errors as error:
-            refusal = self._refused(self._service.failure(error), spec)
-        if refusal is not None:
-            raise refusal
-        if not getattr(job, "id", None):
-            raise InDoubt("the answer to a creation names no job")
-        return _as_job(job, spec.key)
-
-    async def poll(self, job_id: str) -> FineTuneJob:
-        """See `FineTuneBackend`."""
-        try:
-            job = await self._patiently(lambda: self._client.fine_tuning.jobs.retrieve(job_id))
-        except NotThere:
-            raise TrainingError(f"{self._where} knows no fine-tuning job {job_id} any more") from None
-        return _as_job(job)
-
-    async def cancel(self, job_id: str) -> FineTuneJob:
-        """See `FineTuneBackend`."""
-        try:
-            job = await self._patiently(lambda: self._client.fine_tuning.jobs.cancel(job_id))
-        except Refused:  # over already
-            return await self.poll(job_id)
-        return _as_job(job)
-
-    async def close(self) -> None:
-        """See `FineTuneBackend`."""
-        await self._service.close()
-
-    async def _list(self, key: str, **filters: Any) -> list[Any]:
-        try:
-            jobs = await self._patiently(lambda: _all(self._client.fine_tuning.jobs.list(limit=100, **filters)))
-        except Refused:
-            if not filters:
-                raise
-            return []  # a service that does not know the filter
-        return [job for job in jobs if _has_key(job, key)]
-
-    async def _check_model(self, model: str) -> None:
-        try:
-            await self._patiently(lambda: self._client.models.retrieve(model))
-        except NotThere:
-            names = [entry.id for entry in await self._patiently(lambda: _all(self._client.models.list()))]
-            if model not in names:
-                some = ", ".join(sorted(names)[:5]) or "none"
-                raise UserError(f"{self._where} has no model {model!r} (it has {some}{', ...' if names[5:] else ''})") from None
-
-    async def _find_file(self, data: bytes, within_s: float = 0.0) -> str | None:
-        """The id of a file with this content; asks again and again until `within_s` have passed."""
-        for share in (0.0, 0.1, 0.3, 0.6) if within_s else (0.0,):
-            await asyncio.sleep(share * within_s)
-            for file in await self._patiently(lambda: _all(self._client.files.list(purpose="fine-tune"))):
-                is_same = file.filename == file_name(data) and getattr(file, "bytes", len(data)) == len(data)
-                if is_same and getattr(file, "status", None) != "error":
-                    return file.id
-        return None
-
-    async def _upload_once(self, data: bytes, attempt: int) -> str | None:
-        """The id of the file made; None in doubt, after the wait for the next attempt."""
-        try:
-            return (await self._client.files.create(file=(file_name(data), data), purpose="fine-tune")).id
-        except self._service.errors as error:
-            failure = self._service.failure(error)
-        if failure.reaction not in ("retry", "pause"):
-            raise failure.error()
-        await asyncio.sleep(self._service.wait_s(failure, file_name(data), attempt))
-        return None
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._service.patiently(call, "jobs")
-
-    def _refused(self, failure: Failure, spec: FineTuneSpec) -> Exception:
-        """What an error in answer to a creation means."""
-        status = failure.status
-        if status is None or status in (408, 409, 425) or status >= 500:
-            return InDoubt(failure.message)
-        if status == 429 and (failure.reaction == "pause" or failure.wait_s is not None):
-            return Busy(failure.message, None if failure.wait_s is None else min(failure.wait_s, MAX_WAIT_S))
-        if status in (400, 404, 405, 422):
-            return UserError(f"{spec.model!r} is not fine-tuned by {spec.method}, nothing was charged: {failure.message}")
-        return UserError(failure.message)
-
-
-def method_of(spec: FineTuneSpec) -> dict[str, Any]:
-    """The `method` of a creation; what is None is left to the service. What `tuning_keys` names has no place in this protocol."""
-    chosen = {
-        "n_epochs": spec.num_epochs,
-        "batch_size": spec.batch_size,
-        "learning_rate_multiplier": spec.learning_rate_multiplier,
-        "beta": spec.beta if spec.method == "dpo" else None,
-    }
-    return {"type": spec.method, spec.method: {"hyperparameters": {name: value for name, value in chosen.items() if value is not None}}}
-
-
-async def _all(pages: AsyncIterable[Any]) -> list[Any]:
-    """Everything that is listed, of all pages; a service that ignores the cursor sends the first page for ever."""
-    found: dict[str, Any] = {}
-    async for entry in pages:
-        if entry.id in found:
-            break
-        found[entry.id] = entry
-    return list(found.values())
-
-
-def _has_key(job: Any, key: str) -> bool:
-    metadata = getattr(job, "metadata", None) or {}
-    if _KEY in metadata:
-        return metadata[_KEY] == key
-    suffix = getattr(job, "user_provided_suffix", None) or getattr(job, "suffix", None) or ""
-    return suffix.endswith(key[:_MARK])
-
-
-def _as_job(job: Any, key: str = "") -> FineTuneJob:
-    """A model that has no name, and tokens that are no positive count, are none."""
-    error, word = getattr(job, "error", None), str(getattr(job, "status", None))
-    is_known = word.lower() in (*_STATUS, *_STOPPING)
-    if not is_known:
-        warnings.warn(f"fine-tuning job {job.id} is {word!r}, which is no status that is known here; it is waited for", stacklevel=2)
-    model, tokens = getattr(job, "fine_tuned_model", None), getattr(job, "trained_tokens", None)
-    return FineTuneJob(
-        id=job.id,
-        key=key or (getattr(job, "metadata", None) or {}).get(_KEY, ""),
-        status=_STATUS.get(word.lower(), "running"),
-        model=model if isinstance(model, str) and model else None,
-        trained_tokens=tokens if type(tokens) is int and tokens > 0 else None,
-        error=getattr(error, "message", None) or getattr(error, "code", None),
-        unknown=None if is_known else word,
-    )
 
 
 PROVIDER = Provider(

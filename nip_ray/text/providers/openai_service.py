@@ -11,16 +11,19 @@ import asyncio
 import json
 import math
 import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from html import unescape
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from urllib.parse import parse_qsl, urlsplit
 
 from nip_ray.errors import TrainingError, UserError, require
 from nip_ray.secrets import Redactor, secret
-from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.settings.providers import OpenAIProvider, address_fault
 from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, backoff_s
 
 if TYPE_CHECKING:
@@ -36,30 +39,48 @@ _USER = re.compile(r"//[^/@]*@")
 #
 # - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed (`lost`), and so
 #   may a failure of the service or of a gateway before it (any 5xx but 501): the reply may have been made before that;
+# - an error is an error whatever the status: some services send it under 200;
 # - waits that the service asks for are kept, up to `MAX_WAIT_S`; a longer one ends the run with a message;
+# - what the service said stands in the message. What it may mean is added only where its words say so: the same status has many causes;
 # - nothing of the SDK's exceptions is kept: they hold requests with their headers, and so the key.
 
-Reaction = Literal["retry", "pause", "refused", "rename_limit", "user", "fatal"]
-"""retry: again after a wait. pause: the same, and everyone waits. refused: the content is not wanted. rename_limit: again with
-`max_completion_tokens`. user: the user must mend it. fatal: no use in trying again."""
+Reaction = Literal["retry", "pause", "not_yet", "refused", "too_long", "rename_limit", "user", "fatal"]
+"""retry: again after a wait. pause: the same, and everyone waits. not_yet: the same, a few times: the model may be new. refused: the
+content is not wanted. too_long: the request does not fit into the model's context. rename_limit: again with `max_completion_tokens`.
+user: the user must mend it. fatal: no use in trying again."""
 
 MAX_MESSAGE = 500
 
 NO_SUCH_PLACE = (404, 405, 501)
+MAY_BE_THE_CONTENT = (400, 403, 406, 413, 422, 424, 451)
+"""Statuses by which services and gateways refuse a request for what stands in it, as well as for what the user must mend."""
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
-_POLICY_CODES = ("content_policy_violation", "content_filter", "moderation_blocked")
-_POLICY = re.compile(r"content (management )?policy|usage policy|safety system|input was flagged", re.IGNORECASE)
+_POLICY = re.compile(
+    r"content_policy|content.?filter|moderation|content (management )?policy|contentpolicy|usage policy|safety system|input was flagged"
+    r"|content exists risk|data.?inspection.?failed|prohibited_content|guardrail|inappropriate content",
+    re.IGNORECASE,
+)
+_TOO_LONG = re.compile(
+    r"context_length_exceeded|context[ _](length|window|size)|(prompt|input|request|message)s?( is| are|_is)? too (long|large)"
+    r"|maximum (prompt|input) length|reduce the length|too many (input |prompt )?tokens",
+    re.IGNORECASE,
+)
+_TAG, _NOT_SHOWN = re.compile(r"<[^>]*>"), re.compile(r"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
+_TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed attempt. message: for people, without secrets. lost: it may have been billed. wait_s: what the service asks for."""
+    """One failed attempt. message: for people, without secrets. lost: it may have been billed. wait_s: what the service asks for. said: the
+    service's own words, its code among them.
+    """
 
     reaction: Reaction
     message: str
     lost: bool = False
     wait_s: float | None = None
     status: int | None = None
+    said: str = ""
 
     def error(self) -> UserError | TrainingError:
         """The exception that ends the call: UserError for what the user must mend, NotThere and Refused for refusals that are no matter
@@ -67,7 +88,7 @@ class Failure:
         """
         if self.reaction in ("retry", "pause", "fatal"):
             return TrainingError(self.message)
-        if self.status == 401:
+        if self.status in (None, 401):
             return UserError(self.message)
         if self.status == 403:
             return KeyMayNot(self.message)
@@ -92,26 +113,55 @@ def lost(message: str) -> Failure:
 
 
 def refused(status: int, body: Any, headers: Mapping[str, str], where: str, variable: str, model: str) -> Failure:
-    """An answer with an error status. where: the service's address. variable: where the key comes from. body: the error as it came,
-    but for secrets.
+    """An answer with an error status. where: the service's address. variable: where the key comes from. model: that was asked (none: the
+    request was for something else). body: the error as it came, but for secrets.
     """
     error = _error(body)
-    code, text = str(error.get("code") or error.get("type") or ""), _printable(str(error.get("message") or "no reason given"))
-    said = f"{where} answered {status}: {text}"
-    if status == 402 or code in _QUOTA or error.get("type") in _QUOTA:
-        return Failure("fatal", f"the credit at {where} is used up ({text}); resume the run when it is topped up", status=status)
+    codes = [str(error[name]) for name in ("code", "type", "status") if error.get(name)]
+    text = _printable(str(error.get("message") or " ".join(codes) or "no reason given"))
+    words, answered = " ".join([*codes, text]), f"{where} answered {status}: {text}"
+
+    def failed(reaction: Reaction, message: str = answered) -> Failure:
+        return Failure(reaction, message, status=status, said=words)
+
+    if status == 402 or any(code in _QUOTA for code in codes):
+        return failed("fatal", f"the credit at {where} is used up ({text}); resume the run when it is topped up")
     if status in (408, 409, 425, 429) or (status >= 500 and status != 501):
-        return _again(status, said, headers)
-    if status in (400, 403, 422) and (code in _POLICY_CODES or _POLICY.search(text)):
-        return Failure("refused", said, status=status)
+        return _again(status, answered, words, headers)
+    if status == 451 or (status in MAY_BE_THE_CONTENT and _POLICY.search(words)):
+        return failed("refused")
     if status == 400 and "max_completion_tokens" in text:
-        return Failure("rename_limit", said, status=status)
+        return failed("rename_limit")
+    if status == 413 or (status in MAY_BE_THE_CONTENT and _TOO_LONG.search(words)):
+        return failed("too_long")
     if status in (401, 403):
         wrong = "does not know the key" if status == 401 else "does not allow this with the key"
-        return Failure("user", f"{where} {wrong} in ${variable} ({text})", status=status)
-    if status == 404 and model:
-        return Failure("user", f"{where} has no model {model!r} ({text})", status=status)
-    return Failure("user", said, status=status)
+        return failed("user", f"{where} {wrong} in ${variable} ({text})")
+    if status == 404 and model and ("model" in words.lower() or model in words):
+        return failed("not_yet", f"{where} has no model {model!r} ({text})")
+    if status in NO_SUCH_PLACE and model:
+        return failed("user", f"{answered}; check base_url (of most services it ends in /v1) and the model's name ({model!r})")
+    return failed("user")
+
+
+def is_about_words(said: str) -> bool:
+    """Whether a refusal in these words is for what stands in the request: its content, or its length."""
+    return bool(_POLICY.search(said) or _TOO_LONG.search(said))
+
+
+def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
+    """What an answer under status 200 is that holds no result: the error in it, or nothing that can be read."""
+    error = _error(body) if isinstance(body, dict) and body.get("error") else {}
+    if not error:
+        return lost(f"{where} sent something that is not what was asked for")
+    codes = [str(error.get(name)) for name in ("code", "status", "status_code")]
+    status = next((int(code) for code in codes if re.fullmatch("[45][0-9][0-9]", code)), 0)
+    if status:
+        return refused(status, body, {}, where, variable, model)
+    text = _printable(str(error.get("message") or json.dumps(error)))
+    words = " ".join([*codes, text])
+    message = f"{where} answered with an error: {text}"
+    return Failure("refused" if _POLICY.search(words) else "retry", message, lost=not _POLICY.search(words), said=words)
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
@@ -129,11 +179,12 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
         return None
 
 
-def _again(status: int, said: str, headers: Mapping[str, str]) -> Failure:
+def _again(status: int, answered: str, words: str, headers: Mapping[str, str]) -> Failure:
     wait = retry_after_s(headers, time.time())
     if wait is not None and wait > MAX_WAIT_S:
-        return Failure("fatal", f"{said}, and asks to wait {wait:.0f} seconds; resume the run then", wait_s=wait, status=status)
-    return Failure("pause" if status == 429 else "retry", said, status == 408 or status >= 500, wait, status)
+        message = f"{answered}, and asks to wait {wait:.0f} seconds; resume the run then"
+        return Failure("fatal", message, wait_s=wait, status=status, said=words)
+    return Failure("pause" if status == 429 else "retry", answered, status == 408 or status >= 500, wait, status, words)
 
 
 def _printable(text: str) -> str:
@@ -142,14 +193,42 @@ def _printable(text: str) -> str:
 
 
 def _error(body: Any) -> dict[str, Any]:
-    """The error object of an answer: `{"error": {...}}`, or something else that is made one."""
+    """The error object of an answer: OpenAI's `{"error": {...}}`, or what other services send in its place, with a `message`."""
     if isinstance(body, bytes | str):
         try:
             body = json.loads(body)
         except (ValueError, RecursionError):
-            body = {"message": (body.decode("utf-8", "replace") if isinstance(body, bytes) else body)}
-    inner = body.get("error", body) if isinstance(body, dict) else body
-    return inner if isinstance(inner, dict) else {"message": str(inner)}
+            return {"message": _page_text(body.decode("utf-8", "replace") if isinstance(body, bytes) else body)}
+    if isinstance(body, list) and body:  # Gemini's
+        body = body[0]
+    inner = (body.get("error") or body) if isinstance(body, dict) else body
+    if not isinstance(inner, dict):
+        return {"message": inner if isinstance(inner, str) else ""}
+    message = next((inner[name] for name in ("message", "detail", "error_description", "errors", "msg") if inner.get(name)), "")
+    return {**inner, "message": _flat(message)}
+
+
+def _flat(message: Any) -> str:
+    """A message as one text; FastAPI lists what is wrong with each part of a request."""
+    if isinstance(message, str):
+        return message
+    if isinstance(message, list):
+        return "; ".join(map(_flat, message))
+    if isinstance(message, dict):
+        text = next((message[name] for name in ("message", "msg", "detail", "error") if message.get(name)), None)
+        if text is not None:
+            place = ".".join(map(str, message["loc"])) + ": " if isinstance(message.get("loc"), list) else ""
+            return place + _flat(text)
+    return json.dumps(message, default=str)
+
+
+def _page_text(page: str) -> str:
+    """What a page of a gateway says to who reads it: its title, and the beginning of its text."""
+    if "<" not in page:
+        return page
+    title = _TITLE.search(page)
+    words = [title[1] if title else "", _TAG.sub(" ", _NOT_SHOWN.sub(" ", page))]
+    return unescape(": ".join(filter(None, (" ".join(part.split()) for part in words))))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -157,13 +236,21 @@ def _error(body: Any) -> dict[str, Any]:
 
 
 def base_url(provider: OpenAIProvider) -> str:
-    """Where the service is: settings, else $OPENAI_BASE_URL, else OpenAI's."""
-    return str(provider.address).rstrip("/")
+    """Where the service is: settings, else $OPENAI_BASE_URL, else OpenAI's. Raises UserError for what is no address."""
+    address = str(provider.address).strip()
+    if fault := address_fault(address):
+        raise UserError(f"{'base_url' if provider.base_url else f'${provider.base_url_variable}'}: {fault}")
+    return address.rstrip("/")
 
 
 def api_key(provider: OpenAIProvider) -> str:
-    """The key. Raises UserError naming the variable when it is not set."""
-    return secret(provider.api_key_variable, base_url(provider))
+    """The key. Raises UserError naming the variable when it is not set, or cannot be sent."""
+    return secret(provider.api_key_variable, _where(base_url(provider)))
+
+
+def _where(address: str) -> str:
+    """An address for people: without a user's name, and without a query, which may hold a key."""
+    return _USER.sub("//", address.partition("?")[0])
 
 
 def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI":
@@ -182,21 +269,23 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
 
     # aiohttp is there: ray[default] needs it
     http = openai.DefaultAioHttpClient(limits=limits, event_hooks={"response": [readable]})
-    key, url = api_key(provider), base_url(provider)
-    return openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=provider.timeout_s, http_client=http)
+    key, url = api_key(provider), urlsplit(base_url(provider))
+    options: Any = {"default_query": dict(parse_qsl(url.query))} if url.query else {}
+    address = url._replace(query="").geturl().rstrip("/")
+    return openai.AsyncOpenAI(api_key=key, base_url=address, max_retries=0, timeout=provider.timeout_s, http_client=http, **options)
 
 
 class OpenAIService:
-    """For one event loop. sdk: its client. where: its address, without a user's name. errors: what a request can raise."""
+    """For one event loop. sdk: its client. where: its address, for people. errors: what a request can raise."""
 
     def __init__(self, provider: OpenAIProvider, max_in_flight: int = 16, seed: int = 0, first_wait_s: float = FIRST_WAIT_S) -> None:
         """max_in_flight: connections. seed: of the waits' jitter. first_wait_s: see `backoff_s`.
 
-        Raises UserError when the key or the SDK is missing.
+        Raises UserError when the key or the SDK is missing, or key or address cannot be sent.
         """
         self.provider, self.seed, self._first_wait_s = provider, seed, first_wait_s
         self.sdk = openai_client(provider, max_in_flight)
-        self.where = _USER.sub("//", base_url(provider))
+        self.where = _where(base_url(provider))
         self.errors = _transport_errors()
         self.raw = cast("type[httpx2.Response]", require("httpx2", "text").Response)
         self._redact = Redactor([provider.api_key_variable])
@@ -213,22 +302,36 @@ class OpenAIService:
         causes = _causes(error)
         if any(isinstance(cause, require("httpx2", "text").DecodingError) for cause in causes):
             return lost(f"{self.where} sent something that is not JSON")
+        for cause in causes:
+            if isinstance(cause, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+                said = _printable(str(getattr(cause, "certificate_error", cause)))
+                trusted = "set SSL_CERT_FILE to a file with the certificate of the authority that signed it"
+                return Failure("user", f"the certificate of {self.where} is not trusted ({said}); {trusted}, or mend base_url")
+        if any(isinstance(cause, aiohttp.ClientConnectorSSLError) for cause in causes):
+            return Failure("user", f"{self.where} does not speak TLS, or not as this machine does; is base_url to begin with http://?")
         if any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes):
             return Failure("retry", f"{self.where} cannot be reached")
         if any(isinstance(cause, TimeoutError) for cause in causes):
             return lost(f"{self.where} did not answer within {self.provider.timeout_s:g} s")
-        return lost(f"the connection to {self.where} was lost")
+        return lost(f"the connection to {self.where} was lost ({type(causes[-1]).__name__})")
+
+    def in_answer(self, body: Any, model: str = "") -> Failure:
+        """What an answer under status 200 is that holds no result. model: as in `failure`."""
+        text = self._redact(json.dumps(body, default=str))
+        return told_in_answer(json.loads(text), self.where, self.provider.api_key_variable, model)
 
     def wait_s(self, failure: Failure, key: str, attempt: int) -> float:
         """Seconds before attempt number `attempt` + 1 of the request `key`: what the service asks for, else longer each time."""
         jitter = backoff_s(self.seed, key, attempt, self._first_wait_s)
         return jitter if failure.wait_s is None else failure.wait_s + 0.1 * jitter
 
-    async def patiently(self, call: Callable[[], Awaitable[T]], key: str) -> T:
-        """The result of a request that may be repeated, and is while the failure is not ours. key: tells requests apart.
+    async def patiently(self, call: Callable[[], Awaitable[T]], key: str, max_retries: int | None = None) -> T:
+        """The result of a request that may be repeated, and is while the failure is not ours. key: tells requests apart. max_retries: none
+        for the provider's.
 
         Raises the failure's error (`Failure.error`) for a refusal, TrainingError after `max_retries` repeats.
         """
+        most = self.provider.max_retries if max_retries is None else min(max_retries, self.provider.max_retries)
         for attempt in count():
             try:
                 return await call()
@@ -236,7 +339,7 @@ class OpenAIService:
                 failure = self.failure(error)
             if failure.reaction not in ("retry", "pause"):
                 raise failure.error()
-            if attempt >= self.provider.max_retries:
+            if attempt >= most:
                 raise TrainingError(f"{failure.message}, {attempt + 1} times; resume the run when the service is well")
             await asyncio.sleep(self.wait_s(failure, key, attempt))
         raise AssertionError

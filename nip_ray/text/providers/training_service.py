@@ -34,6 +34,7 @@ from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
 from nip_ray.text.jobs import Journal
 from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatRequest, Provider, backoff_s
+from nip_ray.text.providers.openai_service import is_about_words
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
 """Where a spec leaves the choice to us."""
@@ -135,7 +136,8 @@ class TrainingServiceJobs:
         return FineTuneJob(job_id, created["key"], ended["status"], ended.get("model"), ended.get("trained_tokens"), ended.get("error"))
 
     def _begin(self, job_id: str) -> None:
-        self._loops[job_id] = asyncio.get_running_loop().create_task(self._train(job_id))
+        loop = self._loops[job_id] = asyncio.get_running_loop().create_task(self._train(job_id))
+        loop.add_done_callback(lambda task: task.cancelled() or task.exception())  # the next poll reads it, if there is one
 
     async def _after(self, job_id: str, loop: asyncio.Task[None]) -> None:
         """What to do about a loop that ended too early: begin it again, or give up."""
@@ -270,7 +272,12 @@ class TrainingServiceChat:
         chosen = {"temperature": request.temperature, "top_p": request.top_p}
         options = {name: value for name, value in chosen.items() if value is not None}
         params = types.SamplingParams(max_tokens=request.max_tokens, seed=seed, **options)
-        sequence = (await self._link.call(sampler.sample(types.ModelInput.from_ints(prompt), 1, params))).sequences[0]
+        try:
+            sequence = (await sampler.sample(types.ModelInput.from_ints(prompt), 1, params)).sequences[0]
+        except Exception as error:
+            if is_about_words(str(error)):
+                return ChatReply(None, "refused", 0, 0, refusal=f"the training service refused the prompt ({type(error).__name__})")
+            raise self._link.told(error) from None
         text = tokenizer.decode(list(sequence.tokens), skip_special_tokens=True)
         return ChatReply(text, "length" if sequence.stop_reason == "length" else "stop", len(prompt), len(sequence.tokens))
 
@@ -284,8 +291,10 @@ class TrainingServiceChat:
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             which = {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
             task = asyncio.ensure_future(self._link.call(made(self._link.service().create_sampling_client, **which)))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may be cancelled
             self._samplers[model] = task
-        return await asyncio.shield(task)
+        await asyncio.wait([task])
+        return task.result()
 
 
 def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:

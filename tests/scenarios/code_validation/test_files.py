@@ -44,6 +44,7 @@ def test_five_columns_are_enough(tmp_path: Path) -> None:
         (json.dumps(ROW).encode() + b"\n{oops\n", r"line 2: is not JSON \(.*\); expected: one JSON object"),
         (json.dumps(ROW).encode() + b"\n\n\xff\xfe\n", r"line 3: is not UTF-8"),
         (b"[" * 100_000, r"line 1: is not JSON \(nested too deeply\)"),
+        (json.dumps(ROW).encode() + b'\n{"question": "a \\uD83d"}', r"line 2: question: holds \\ud83d, half of a surrogate pair; expected"),
         (b"[1]\n", r"line 1: is a JSON list; expected: an object"),
         (b'{"a": 1}\n', r"line 1: has the columns a; expected: the columns id, question"),
         *(

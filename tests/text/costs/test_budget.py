@@ -109,6 +109,24 @@ def test_what_is_held_for_jobs_is_not_waited_for() -> None:
     asyncio.run(main())
 
 
+def test_who_waits_behind_a_job_for_what_it_takes_is_told() -> None:
+    """The job is served first, and nothing else is on its way that could make room."""
+
+    async def main() -> None:
+        budget = tokens(100)
+        call = await budget.reserve(Amount(0, 50))
+        job = asyncio.create_task(budget.reserve_for_jobs(Amount(0, 70)))
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(budget.reserve(Amount(0, 60)))
+        await asyncio.sleep(0)
+        call.release()
+        assert (await asyncio.wait_for(job, 10)).amount == Amount(0, 70)
+        with pytest.raises(BudgetExhausted, match="70 are reserved for fine-tuning jobs"):
+            await asyncio.wait_for(behind, 10)
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     async def main() -> None:
         budget = tokens(100)

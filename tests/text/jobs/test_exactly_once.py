@@ -186,6 +186,17 @@ def test_a_provider_that_lies(tmp_path: Path) -> None:
     assert backend.calls["cancel"] == 2
 
 
+@pytest.mark.parametrize("dead", ["cancelled", "failed"])
+def test_the_oldest_that_is_alive_stays(tmp_path: Path, dead: JobStatus) -> None:
+    """Not one that is over, nor a younger one."""
+    backend, path = Backend(), tmp_path / "journal"
+    for status in (dead, "running", "running"):
+        backend.add(status=status)
+    with pytest.warns(UserWarning, match="job-1 stays"):
+        assert ensure(backend, path).id == "job-1"
+    assert [job.status for _, job in backend.made] == [dead, "running", "cancelled"]
+
+
 def test_the_journal_decides_which_of_several_stays(tmp_path: Path) -> None:
     backend, path = Backend(), tmp_path / "journal"
     backend.add(status="cancelled")
@@ -210,7 +221,7 @@ def test_a_refusal_is_passed_on_and_leaves_no_doubt(tmp_path: Path) -> None:
 
 def test_a_provider_that_never_says(tmp_path: Path) -> None:
     backend = Backend(doubt_s=0.01, answers=[(InDoubt("lost"), None)] * 50)
-    with pytest.raises(TrainingError, match="made no fine-tuning job in 10 requests"):
+    with pytest.raises(TrainingError, match=r"made no fine-tuning job in 10 requests \(last: lost\)"):
         ensure(backend, tmp_path / "journal")
 
 

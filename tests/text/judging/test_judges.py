@@ -70,7 +70,8 @@ class Scripted:
         self.most = max(self.most, self.now)
         await asyncio.sleep(0)
         self.now -= 1
-        return ChatReply(self.answer(request), "stop", 10, 1)
+        answer = self.answer(request)
+        return ChatReply(None, "refused", 0, 0) if answer == "REFUSED" else ChatReply(answer, "stop", 10, 1)
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -94,6 +95,7 @@ class Scripted:
 )
 def test_answers_are_read_strictly(text: str, answer: int | None) -> None:
     assert read_answer(ChatReply(text, "stop", 1, 1)) == answer
+    assert read_answer(ChatReply(text, "content_filter", 1, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -241,6 +243,15 @@ def test_without_an_answer_the_verdict_is_masked() -> None:
     assert [one["verdict"] for one in found["verdicts"]] == [None, None]
     assert found["means"] == [{"agent": "prover", "channel": "main", **proportion(0, 0).record(), "masked": 2}]
     assert len(client.requests) == 8
+
+
+def test_a_question_that_is_refused_is_masked_at_once() -> None:
+    scenario = scenario_of("nip")
+    dialogues = [played(scenario, number, stubborn) for number in range(2)]
+    client = Scripted(lambda request: "REFUSED" if request is client.requests[0] else "yes")
+    found = run(dialogues, scenario, NAMES[:1], client)["judges"]["prover_role_conformance"]
+    assert [one["verdict"] for one in found["verdicts"]] == [None, 1]
+    assert len(client.requests) == 2
 
 
 def test_keys_are_stable_and_belong_to_the_prompt() -> None:

@@ -1,19 +1,23 @@
 """The chat client against a real server on the loopback: every fault once, what is retried, what is billed, what is said."""
 
 import asyncio
+import json
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
 from nip_ray.text.costs.budget import Budget, Limiter
-from nip_ray.text.costs.prices import Amount, BudgetExhausted, uncertain_of
+from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, uncertain_of
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from nip_ray.text.providers.openai import OpenAIChat
-from nip_ray.text.providers.openai_service import refused, retry_after_s
+from nip_ray.text.providers.openai_service import OpenAIService, refused, retry_after_s
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 
 PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}
@@ -132,22 +136,220 @@ def test_used_up_credit_is_not_retried(server: ChatServer) -> None:
     assert len(server.attempts) == 1
 
 
-@pytest.mark.parametrize("fault", ["policy", "finish content_filter"])
-def test_content_policy_is_a_reply(server: ChatServer, fault: str) -> None:
-    server.plan = lambda attempt: fault
+def test_a_filtered_reply_is_a_reply(server: ChatServer) -> None:
+    server.plan = lambda attempt: "finish content_filter"
     reply = complete(server)
-    assert reply.finish_reason == "content_filter"
-    assert (reply.content is None) is (fault == "policy")
+    assert (reply.finish_reason, bool(reply.content)) == ("content_filter", True)
     assert len(server.attempts) == 1
 
 
+def says(status: int, message: str, **more: Any) -> str:
+    return f"answer {status} {json.dumps({'error': {'message': message, **more}})}"
+
+
 @pytest.mark.parametrize(
-    ("told", "finish"), [("eos", "stop"), ("null", "stop"), ("tool_calls", "stop"), ("MAX_TOKENS", "length"), ("error", "unknown")]
+    "told",
+    [
+        "policy",
+        says(400, "Content Exists Risk", code="invalid_request_error"),
+        says(400, "Input data may contain inappropriate content.", code="data_inspection_failed"),
+        says(400, "Output blocked by content filtering policy"),
+        says(403, "Your input was flagged", metadata={}),
+        says(451, "no"),
+        "answer 200 " + json.dumps({"error": {"message": "PROHIBITED_CONTENT", "code": 400}}),
+    ],
+)
+def test_a_call_refused_for_its_content_is_a_reply(server: ChatServer, told: str) -> None:
+    """In the words of several services; nothing is billed, and the words are kept."""
+    server.plan = lambda attempt: told
+    budget = Budget()
+    with pytest.warns(UserWarning, match="this call of gpt-4o-mini counts as a reply that cannot be used"):
+        reply = complete(server, budget=budget)
+    assert (reply.content, reply.finish_reason, reply.uncertain) == (None, "refused", NOTHING)
+    assert reply.refusal is not None
+    assert reply.refusal.startswith(server.url)
+    assert len(server.attempts) == 1
+    assert budget.spending.at_most == budget.reserved == NOTHING
+
+
+def at_long_ones(told: str) -> Callable[[Attempt], str]:
+    return lambda attempt: told if len(json.dumps(attempt.body["messages"])) > 100 else "ok"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        says(400, "This model's maximum context length is 8192 tokens.", code="context_length_exceeded"),
+        "answer 413 <html><title>413</title>Request Entity Too Large</html>",
+        'answer 422 {"detail": [{"loc": ["body", "messages", 0], "msg": "an odd word", "type": "value_error"}]}',
+        "answer 403 <html><head><title>Access denied</title><style>a {}</style></head><body>Blocked by the firewall</body></html>",
+        says(400, "for a reason of its own"),
+    ],
+)
+def test_a_call_refused_for_its_words_is_a_reply(server: ChatServer, told: str) -> None:
+    """Whatever the service calls it: the same call with other words is answered. What that may cost is uncertain."""
+    server.plan = at_long_ones(told)
+    budget, sent = Budget(), request("k" * 100, seed=5)
+    with pytest.warns(UserWarning, match="cannot be used"):
+        reply = complete(server, sent, budget)
+    assert (reply.content, reply.finish_reason) == (None, "refused")
+    refused_, other = server.attempts
+    assert {**refused_.body, "messages": [{"role": "user", "content": "Hello"}]} == other.body
+    assert budget.spending.at_most == budget.spending.uncertain == reply.uncertain
+    assert reply.uncertain.pusd >= 150_000 * server.bills[0].prompt_tokens + 600_000 * server.bills[0].completion_tokens
+    assert budget.reserved == NOTHING
+
+
+def test_what_is_refused_with_any_words_is_for_the_user_to_mend(server: ChatServer) -> None:
+    server.plan = lambda attempt: says(400, "maximum context length is 10 tokens")
+    with pytest.raises(UserError, match="400: maximum context length is 10 tokens"):
+        complete(server)
+    server.plan = lambda attempt: says(403, "not in your country")
+    with pytest.raises(UserError, match=r"does not allow this with the key in \$OPENAI_API_KEY \(not in your country\)"):
+        complete(server)
+    assert not server.bills
+
+
+def test_a_longer_call_than_one_that_was_answered_asks_nothing_more(server: ChatServer) -> None:
+    server.plan = at_long_ones(says(400, "prompt is too long"))
+
+    async def both(client: OpenAIChat) -> list[str]:
+        return [(await client.complete(request(key))).finish_reason for key in ("k", "k" * 100)]
+
+    with pytest.warns(UserWarning, match="too long"):
+        assert run(server, both) == ["stop", "refused"]
+    assert len(server.attempts) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "finish"),
+    [
+        ("eos", "stop"),
+        ("null", "stop"),
+        ("tool_calls", "stop"),
+        ("MAX_TOKENS", "length"),
+        ("error", "unknown"),
+        ("sensitive", "content_filter"),
+    ],
 )
 def test_words_of_other_services_for_the_end_of_a_reply(server: ChatServer, told: str, finish: str) -> None:
     server.plan = lambda attempt: f"finish {told}"
     reply = complete(server)
     assert (reply.finish_reason, bool(reply.content)) == (finish, True)
+
+
+def test_a_word_that_is_not_known_is_no_whole_reply(server: ChatServer) -> None:
+    server.plan = lambda attempt: "finish tired"
+    with pytest.warns(UserWarning, match="not known here, 'tired'"):
+        assert complete(server).finish_reason == "unknown"
+
+
+def test_members_of_a_request_can_be_left_out(server: ChatServer) -> None:
+    """An error that names one says how."""
+    complete(server, request(seed=3, temperature=0.5, extra={"seed": None, "temperature": None}))
+    assert server.attempts[0].body.keys() == {"model", "messages", "max_tokens"}
+    server.plan = lambda attempt: says(400, 'Unknown name "seed": Cannot find field.') if "seed" in attempt.body else "ok"
+    with pytest.raises(UserError, match=r"""extra_body: '{"seed": null}' leaves it out of requests"""):
+        complete(server, request("other", seed=3))
+
+
+def test_a_model_that_was_made_a_moment_ago(server: ChatServer) -> None:
+    """It may be unknown for some seconds."""
+    server.plan = first(says(404, "The model `gpt-4o-mini` does not exist", code="model_not_found"), 2)
+    assert complete(server).content
+    assert len(server.attempts) == 3
+
+
+def test_models_that_no_list_has(server: ChatServer) -> None:
+    """One call decides; where there is no list at all the service is trusted."""
+    server.unlisted = ("gpt-4o:nitro",)
+    with pytest.warns(UserWarning, match=r"does not list the model 'gpt-4o:nitro', but answers"):
+        run(server, lambda client: client.check_models(["gpt-4o-mini", "gpt-4o:nitro"]))
+    assert [attempt.body["model"] for attempt in server.attempts] == ["gpt-4o:nitro"]
+    with pytest.raises(UserError, match=r"does not list the model 'gpt-4o-mine', and refuses .* does not exist .*near it: gpt-4o-mini"):
+        run(server, lambda client: client.check_models(["gpt-4o-mine"]))
+
+
+@pytest.mark.parametrize("fault", ["answer 400 {}", "answer 200 <html></html>", "answer 500 {}"])
+def test_a_list_that_cannot_be_read_ends_nothing(server: ChatServer, fault: str) -> None:
+    server.list_fault, server.unlisted = fault, ("mine",)
+    with pytest.warns(UserWarning, match="answers"):
+        run(server, lambda client: client.check_models(["mine"]), max_retries=0)
+
+
+@pytest.mark.parametrize(
+    ("told", "kind", "message"),
+    [
+        ('answer 200 {"error": {"message": "Insufficient credits", "code": 402}, "choices": null}', TrainingError, "credit .* is used up"),
+        ('answer 200 {"error": {"message": "no such thing", "code": 400}}', UserError, "answered 400: no such thing"),
+        ('answer 200 {"error": "asleep"}', TrainingError, "answered with an error: asleep"),
+        ('answer 422 {"detail": [{"loc": ["body", "top_k"], "msg": "not allowed"}]}', UserError, r"answered 422: body\.top_k: not allowed"),
+        ('answer 400 {"detail": "no"}', UserError, "answered 400: no"),
+        ('answer 400 [{"error": {"code": 400, "message": "bad", "status": "INVALID_ARGUMENT"}}]', UserError, "answered 400: bad$"),
+        (
+            'answer 404 {"detail": "Not Found"}',
+            UserError,
+            r"404: Not Found; check base_url \(of most services it ends in /v1\) and the model",
+        ),
+        ("answer 404 <html><title>nginx</title><body>Not here</body></html>", UserError, "404: nginx: nginx Not here; check base_url"),
+    ],
+)
+def test_what_a_service_said_is_passed_on(server: ChatServer, told: str, kind: type[Exception], message: str) -> None:
+    server.plan = lambda attempt: told
+    with pytest.raises(kind, match=message):
+        complete(server, max_retries=0)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:8000", "has no http:// or https://"),
+        ("http://127.0.0.1:8000/v1/chat/completions", "ends in /chat/completions"),
+        ("http://127.0.0.1:x/v1", "is no address"),
+        ("http://127.0.0.1\x0b/v1", "a character that cannot be sent"),
+    ],
+)
+def test_addresses_that_cannot_be_asked(server: ChatServer, address: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.url = address
+    with pytest.raises(UserError, match=f"^base_url: .*{message}"):
+        complete(server)
+    monkeypatch.setenv("OPENAI_BASE_URL", address)
+    with pytest.raises(UserError, match=rf"^\$OPENAI_BASE_URL: .*{message}"):
+        OpenAIChat(OpenAIProvider(), Limiter(), Budget())
+
+
+def test_an_address_with_a_query_and_a_line_break(server: ChatServer) -> None:
+    server.url += "/?api-version=1\n"
+    assert complete(server).content
+
+
+@pytest.mark.parametrize(
+    ("key", "what"), [("sk-caf\u00e9-and-more", r"'\\xe9', which is not ASCII"), ("sk-one\nsk-two", "a blank or a line break")]
+)
+def test_keys_that_cannot_be_sent(server: ChatServer, key: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(UserError, match=rf"\$OPENAI_API_KEY cannot be sent as a key: its character 7 is {what}") as caught:
+        complete(server)
+    assert key not in str(caught.value)
+
+
+def test_half_a_surrogate_pair_is_not_sent(server: ChatServer) -> None:
+    budget = Budget()
+    with pytest.raises(UserError, match="half of a surrogate pair"):
+        complete(server, request("\ud83d"), budget)
+    assert budget.spending.at_most == NOTHING
+
+
+def test_an_unknown_certificate_is_named(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not tried again."""
+    service = OpenAIService(OpenAIProvider(base_url=server.url))
+    untrusted = ssl.SSLCertVerificationError("self-signed certificate")
+    error = aiohttp.ClientConnectorCertificateError(SimpleNamespace(host="h", port=1, ssl=True), untrusted)  # type: ignore[arg-type]
+    failure = service.failure(error)
+    assert failure.reaction == "user"
+    assert "certificate" in failure.message
+    assert "SSL_CERT_FILE" in failure.message
+    assert type(failure.error()) is UserError
 
 
 def test_content_in_parts(server: ChatServer) -> None:
@@ -205,7 +407,7 @@ def test_models_that_want_the_limit_by_another_name(server: ChatServer) -> None:
 
 def test_what_the_user_must_mend(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"no model 'gpt-5'"):
-        complete(server, request(model="gpt-5"))
+        complete(server, request(model="gpt-5"), max_retries=0)
     with pytest.raises(UserError, match=r"400: messages must be a list"):
         complete(server, ChatRequest("k", "gpt-4o-mini", [], 5))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-wrong-wrong")
