@@ -22,6 +22,11 @@ BAD = {
     "set": ("def f(x): return {x}", ("error", "NotJSON")),
     "long value": ("def f(x): return 'a' * 10 ** 6", ("error", "ValueTooLarge")),
     "input": ("def f(x): return input()", ("error", "EOFError")),
+    "long number": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10 ** 5000", ("error", "NotJSON")),
+    "deep list": (
+        "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(x):\n    a = []\n    for _ in range(20_000): a = [a]\n    return a",
+        ("error", "NotJSON"),
+    ),
     "arity": ("def f(): return 1", ("error", "TypeError")),
     "loop at loading": ("while True: pass", ("timeout", None)),
     "error at loading": ("1 / 0\ndef f(x): return x", ("error", "ZeroDivisionError")),
