@@ -189,8 +189,10 @@ def trial(engine: str, image: str) -> str | None:
 
 
 def check_started(outcome: Outcome, engine: str, settings: SandboxSettings) -> None:
-    """Raises SandboxFailure where an engine, and not the program, ended so. A program can end with the same code and words, so the engine is
-    tried again before it is blamed."""
+    """Raises SandboxFailure where an engine, and not the program, ended so.
+
+    A program can end with the same code and words, so the engine is tried again before it is blamed.
+    """
     blamed = outcome.verdict is None and outcome.code in (1, 125, 126, 127) and not outcome.stdout
     if blamed and outcome.stderr.startswith((b"bwrap: ", b"docker: ", b"Error: ", b"podman: ")):
         reason = trial(engine, settings.container_image)

@@ -33,7 +33,7 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Job:
-    """One program. request: its command and limits, as JSON (see `inside/worker.py`). stdin: what it reads. files: its folder's."""
+    """One program. request: its command and limits, as JSON (see `engines.job_for`). stdin: what it reads. files: its folder's."""
 
     request: dict[str, Any]
     stdin: bytes

@@ -8,7 +8,8 @@ IDIOMS = {
         "def main(): print(2 * int(input()))\nthreading.Thread(target=main).start()"
     ),
     "thread that ends late": (
-        "import threading, time\nn = int(input())\ndef main():\n    time.sleep(0.1)\n    print(2 * n)\nthreading.Thread(target=main).start()"
+        "import threading, time\nn = int(input())\ndef main():\n    time.sleep(0.1)\n    print(2 * n)\n"
+        "threading.Thread(target=main).start()"
     ),
     "deep recursion in a thread": (
         "import sys, threading\nsys.setrecursionlimit(10 ** 6)\nthreading.stack_size(1 << 28)\n"
@@ -102,18 +103,25 @@ IDIOMS = {
     "input through mmap": "import mmap\nprint(2 * int(mmap.mmap(0, 0, access=mmap.ACCESS_READ).readline()))",
     "buffers": "import sys\nsys.stdout.buffer.write(b'%d' % (2 * int(sys.stdin.buffer.readline())))",
     "os.write": "import os\nos.write(1, str(2 * int(os.read(0, 100))).encode())",
-    "renamed print and input": "import sys\ninput = sys.stdin.readline\nprint = lambda x: sys.stdout.write(str(x) + '\\n')\nprint(2 * int(input()))",
+    "renamed print and input": (
+        "import sys\ninput = sys.stdin.readline\nprint = lambda x: sys.stdout.write(str(x) + '\\n')\nprint(2 * int(input()))"
+    ),
     "end of the input": "import sys\ntry:\n    while True: print(2 * int(input()))\nexcept EOFError: pass",
     "lines of the input": "import sys\nfor line in sys.stdin: print(2 * int(line))",
     "fileinput": "import fileinput\nfor line in fileinput.input(): print(2 * int(line))",
-    "redirected": "import contextlib, io\nbuffer = io.StringIO()\nwith contextlib.redirect_stdout(buffer): print(2 * int(input()))\nprint(buffer.getvalue())",
+    "redirected": (
+        "import contextlib, io\nbuffer = io.StringIO()\n"
+        "with contextlib.redirect_stdout(buffer): print(2 * int(input()))\nprint(buffer.getvalue())"
+    ),
     "much on standard error": "import sys\nsys.stderr.write('x' * 3_000_000)\nprint(2 * int(input()))",
     "asyncio": "import asyncio\nasync def main(): print(2 * int(await asyncio.to_thread(input)))\nasyncio.run(main())",
     "its own file": "import os\nprint(2 * int(input()) if 'its own' in open(__file__).read() and os.path.exists(__file__) else 0)",
     "its own source": "import inspect\ndef f(n): return 2 * n\nassert 'return 2' in inspect.getsource(f)\nprint(f(int(input())))",
     "a file beside it": "open('x', 'w').write(input())\nprint(2 * int(open('x').read()))",
     "arguments": "import sys\nprint(2 * int(input()) if len(sys.argv) == 1 else 0)",
-    "doctest": 'import doctest\ndef f(n):\n    """\n    >>> f(1)\n    2\n    """\n    return 2 * n\ndoctest.testmod()\nprint(f(int(input())))',
+    "doctest": (
+        "import doctest\ndef f(n):\n    '>>> f(1)\\n2'\n    return 2 * n\nassert doctest.testmod().attempted == 1\nprint(f(int(input())))"
+    ),
     "unittest": (
         "import unittest\nclass Test(unittest.TestCase):\n    def test(self): self.assertEqual(1, 1)\n"
         "print(2 * int(input()))\nunittest.main(exit=False)"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 BWRAP = {
@@ -41,7 +42,7 @@ def bwrap(arguments):
     """(Files by where they are seen, folder, command, environment)."""
     options, command = parsed(arguments, BWRAP)
     places = {where: source for name, source, where in (option for option in options if len(option) == 3)}
-    sized = [later for (name, *_), later in zip(options, options[1:], strict=False) if name == "--size"]
+    sized = [later for (name, *_), later in pairwise(options) if name == "--size"]
     assert all(name == "--tmpfs" for name, _ in sized), "a size is for the next folder in memory"
     folders = {value for name, *values in options for value in values if name == "--tmpfs"}
     (where,) = (values[0] for name, *values in options if name == "--chdir")

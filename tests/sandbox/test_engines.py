@@ -129,7 +129,7 @@ def test_the_error_where_none_works(path: Path) -> None:
         lambda: run_tests("print(1)", [("", "1")] * 3, SETTINGS),
         lambda: run_calls("def f(): return 1", "f", [[]], SETTINGS),
     ):
-        with pytest.raises(UserError, match="isolation: isolated needs bwrap.*No permissions.*docker is not on the PATH.*podman is not"):
+        with pytest.raises(UserError, match=r"isolation: isolated needs bwrap.*No permissions.*docker is not on the PATH.*podman is not"):
             run()
 
 
@@ -146,7 +146,7 @@ def test_an_engine_that_fails_later_is_told_from_a_program_that_imitates_it(path
     result = run_program(imitation, settings=SETTINGS)
     assert (result.status, result.exit_code) == ("error", 1)
     put(path, "bwrap", "echo 'bwrap: out of namespaces' >&2; exit 1")
-    with pytest.raises(SandboxFailure, match="bwrap did not start a program .*out of namespaces"):
+    with pytest.raises(SandboxFailure, match=r"bwrap did not start a program .*out of namespaces"):
         run_program("print(1)", settings=SETTINGS)
 
 

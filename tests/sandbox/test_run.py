@@ -255,5 +255,3 @@ def test_async_runs_and_cancels() -> None:
         return time.monotonic() - start
 
     assert asyncio.run(scenario()) < 8
-
-

@@ -1,4 +1,4 @@
-"""What the machine gives: processors, memory, shared memory, GPUs, and ways to shut programs in.
+"""What the machine gives: processors, memory, shared memory, GPUs, and the sandbox.
 
 Decisions that matter here:
 - the judgement is a function of plain numbers (`judge_...`), apart from where they are read;
@@ -148,7 +148,7 @@ def sandbox() -> list[Finding]:
         engine = engine_for(SandboxSettings(isolation="isolated"))
     except UserError as error:
         mend = "install bubblewrap (bwrap), Docker or Podman, if you run programs of models or strangers: docs/sandbox.md"
-        return [note("sandbox", f"trusted programs run; {str(error).partition('. ')[0]}", mend)]
+        return [note("sandbox", f"trusted programs run; {str(error).partition('. Install')[0]}", mend)]
     return [ok("sandbox", f"programs of strangers run isolated, by {engine}; trusted ones under limits")]
 
 

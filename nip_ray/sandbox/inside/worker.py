@@ -1,7 +1,7 @@
 """Runs programs for one driver, one after another: each in a folder and a session of its own, under limits, until it ends or is ended.
 
-Descriptor 0 is the connection to the driver. A request is a JSON object (see `nip_ray.sandbox.workers.Job`), the text for standard input and
-the content of each file; an answer is {"started": process}, then how the program ended, its output and its errors.
+Descriptor 0 is the connection to the driver. A request is a JSON object (see `nip_ray.sandbox.engines.job_for`), the text for standard
+input and the content of each file; an answer is {"started": process}, then how the program ended, its output and its errors.
 
 Decisions that matter here:
 - a program is an interpreter of its own, in an empty virtual environment, so its start, its `__main__` and its end are those of `python`;
