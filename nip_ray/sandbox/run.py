@@ -66,6 +66,9 @@ def threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="sandbox")
 
 
+os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of these threads
+
+
 def run_within(
     program: str,
     stdin: str,

@@ -48,6 +48,23 @@ def test_only_some_calls_are_bad() -> None:
     assert [result.value for result in results[1]] == [0, 2, 4, 6, 8]
 
 
+def test_functions_live_in_a_module() -> None:
+    source = """
+from __future__ import annotations
+import pickle, typing
+from dataclasses import dataclass
+@dataclass
+class Pair:
+    n: int
+    other: Pair | None = None
+def f(n):
+    if n == 3: exit()
+    return pickle.loads(pickle.dumps(Pair(n))).n + len(typing.get_type_hints(Pair))
+"""
+    expected = [("value", 3), ("value", 4), ("error", "SystemExit")]
+    assert run_batch([source, GOOD, source], "f", [[1], [2], [3]]) == [expected, [("value", 2), ("value", 4), ("value", 6)], expected]
+
+
 def test_values_are_those_of_json_and_arguments_are_fresh() -> None:
     source = "def f(x, y):\n    x.append(y)\n    print('noise')\n    return {'x': x, 'y': (1, None, True, 2.5, 'é')}"
     results = run_batch([source], "f", [[[1], 2], [[1], 2]])

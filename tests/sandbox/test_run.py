@@ -14,6 +14,7 @@ import pytest
 from nip_ray.errors import UserError
 from nip_ray.sandbox import engines, workers
 from nip_ray.sandbox.run import run_program, run_program_async
+from nip_ray.sandbox.testing import run_tests
 from nip_ray.settings.sandbox import SandboxSettings
 
 SETTINGS = SandboxSettings(wall_s=30.0, cpu_s=20)
@@ -212,9 +213,10 @@ def test_our_own_death_ends_the_program_and_removes_its_folder(tmp_path: Path) -
 def test_workers_are_kept_and_a_fork_leaves_them_alone() -> None:
     run_program("", settings=SETTINGS)
     mine = [worker.process.pid for worker in workers._idle]
+    assert run_tests("print(1)", [("", "1")], SETTINGS).all_passed
     child = os.fork()
     if child == 0:
-        os._exit(len(workers._idle))
+        os._exit(len(workers._idle) + (not run_tests("print(1)", [("", "1")], SETTINGS).all_passed))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert run_program("import os\nprint(os.getppid())", settings=SETTINGS).stdout.strip() in map(str, mine)
 

@@ -18,6 +18,7 @@ import json
 import os
 import resource
 import signal
+import site
 import sys
 import time
 
@@ -74,8 +75,9 @@ class Silence(io.TextIOBase):
 
 
 def load(source, name):
-    """The function `name` of a candidate's source."""
-    space = {"__name__": "solution", "__builtins__": __builtins__}
+    """The function `name` of a candidate's source, which lives in a module as any function does: `pickle` looks for it there."""
+    module = sys.modules["solution"] = type(sys)("solution")
+    space = vars(module)
     exec(compile(source, "<solution>", "exec"), space)
     return space[name] if name in space else missing(name)
 
@@ -131,6 +133,7 @@ def main():
     def write(text):
         os.write(results, text.encode() + b"\n")
 
+    site.setquit()  # `exit` and `quit`; a bare interpreter has none
     gc.collect()
     gc.freeze()
     first, skip = work["start"]
