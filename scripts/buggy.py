@@ -156,11 +156,11 @@ class Sandbox(NamedTuple):
     output: Callable[[str, str], str | None]
 
 
-ISOLATED = SandboxSettings(isolation="isolated")
-"""For programs of a model: a machine without bwrap, Docker and Podman refuses to run them."""
+LEVELS = {"isolated": SandboxSettings(isolation="isolated"), "trusted": SandboxSettings()}
+"""How programs of a model run. A machine without bwrap, Docker and Podman refuses to isolate them."""
 
 
-def sandbox(settings: SandboxSettings = ISOLATED) -> Sandbox:
+def sandbox(settings: SandboxSettings = LEVELS["isolated"]) -> Sandbox:
     """The sandbox of this package at this level, with these limits. Raises UserError where it cannot isolate programs and is to."""
     engine_for(settings)
 

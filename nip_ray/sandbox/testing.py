@@ -54,7 +54,7 @@ def run_tests(
     """
     limits = [max(settings.output_kb * 1000, 2 * len(expected.encode(errors="replace"))) for _, expected in tests]
     results = threads().map(lambda test, most: run_within(solution, test[0], settings, output_bytes=most), tests, limits)
-    statuses = tuple(_judge(result, expected) for result, (_, expected) in zip(results, tests, strict=True))
+    statuses: tuple[TestStatus, ...] = tuple(_judge(result, expected) for result, (_, expected) in zip(results, tests, strict=True))
     count = statuses.count
     return TestReport(count("passed"), count("failed"), count("crashed"), count("timeout"), statuses)
 

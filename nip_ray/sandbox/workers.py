@@ -84,8 +84,8 @@ class _Worker:
         self.connection, theirs = Pipe()
         self.closed = False
         try:
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), env={}, cwd="/", start_new_session=True, **quiet)
+            no = subprocess.DEVNULL
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=no, stderr=no, env={}, cwd="/", start_new_session=True)
         except OSError as error:
             self.connection.close()
             raise SandboxFailure(f"the sandbox could not start a worker: {error}") from error

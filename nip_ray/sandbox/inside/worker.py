@@ -173,8 +173,8 @@ def end(program, request):
     """Kill the program and its process group, which is one step for the kernel; then reap it. Its number is its own until then."""
     done = os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     if request["stop"] and not done:  # the client of a container engine does not take the container with it
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        subprocess.Popen(request["stop"], env=request["env"], start_new_session=True, **quiet)
+        no = subprocess.DEVNULL
+        subprocess.Popen(request["stop"], stdin=no, stdout=no, stderr=no, env=request["env"], start_new_session=True)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(program.pid, signal.SIGKILL)
     program.wait()
