@@ -7,6 +7,8 @@ Decisions that matter here:
 - the program, its files and the interpreter are all that it sees; what it writes goes to small folders in memory.
 """
 
+import csv
+import io
 import os
 import secrets
 import shutil
@@ -69,11 +71,18 @@ def container_command(engine: str, container: str, folder: str, names: Collectio
         "--tmpfs", f"/tmp:{small}", "--tmpfs", f"{BOX}:{small}", "--workdir", BOX,
     ]  # fmt: skip
     for name in names:
-        command += ["--mount", f"type=bind,source={folder}/box/{name},target={BOX}/{name},readonly"]
+        command += ["--mount", _row("type=bind", f"source={folder}/box/{name}", f"target={BOX}/{name}", "readonly")]
     for name, value in variables(BOX).items():
         if name != "PATH":
             command += ["--env", f"{name}={value}"]
     return [*command, settings.container_image, "python", "-B", MAIN]
+
+
+def _row(*values: str) -> str:
+    """Values in the form of `--mount`, a row of CSV: names of files may have commas and quotation marks."""
+    row = io.StringIO()
+    csv.writer(row, lineterminator="").writerow(values)
+    return row.getvalue()
 
 
 @cache

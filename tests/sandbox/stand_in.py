@@ -1,6 +1,7 @@
 """In the place of bwrap, docker and podman, by the name that it is called by: takes exactly the arguments that these take, and runs the
 program without isolating it. An unknown option, a missing value or an unmade file ends it as it ends the real one."""
 
+import csv
 import os
 import signal
 import subprocess
@@ -56,7 +57,8 @@ def container(arguments):
     """The same, of `docker run`. `kill` is only noted."""
     options, (image, *command) = parsed(arguments, CONTAINER)
     assert image, "an image"
-    mounts = [dict(part.partition("=")[::2] for part in values[0].split(",")) for name, *values in options if name == "--mount"]
+    rows = csv.reader(values[0] for name, *values in options if name == "--mount")
+    mounts = [dict(part.partition("=")[::2] for part in row) for row in rows]
     assert all(mount["type"] == "bind" and "readonly" in mount for mount in mounts)
     (where,) = (values[0] for name, *values in options if name == "--workdir")
     env = dict(values[0].split("=", 1) for name, *values in options if name == "--env")

@@ -94,8 +94,8 @@ def test_arguments_of_a_container() -> None:
 def test_programs_and_their_ends(path: Path, engine: str) -> None:
     put(path, engine)
     source = "import os\nopen('new', 'w').close()\nprint(input() * 2, sorted(os.listdir()), 'SECRET' in os.environ)\nexit(3)"
-    result = run_program(source, "ab\n", SETTINGS, {"data": b"1"})
-    assert result.stdout == "abab ['data', 'new', 'program.py'] False\n", result.stderr
+    result = run_program(source, "ab\n", SETTINGS, {'da,t"a': b"1"})
+    assert result.stdout == """abab ['da,t"a', 'new', 'program.py'] False\n""", result.stderr
     assert (result.status, result.exit_code, result.isolation, result.engine) == ("error", 3, "isolated", engine)
     assert run_program("print('x' * 20_000)", settings=SETTINGS).status == "output_limit"
     killed = run_program("import os\nos.kill(os.getpid(), 9)", settings=SETTINGS)

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 
 import folder
 
-LOOK_S = 0.1
+LOOK_S = 0.05
 SHARE_OF_TIME = 0.1
 MEMORY_MARGIN = 2
 """Pages that processes share are counted for each of them."""
