@@ -1,10 +1,11 @@
 """Many trusted candidate programs under the same calls, fast: thousands of calls a second on one core.
 
 Decisions that matter here:
-- for mutants of programs of our own, which may loop for ever, recurse, allocate or crash, but mean no harm. They share one interpreter,
-  so one of them could falsify the results of the next; programs of strangers belong into `run_calls`;
-- a call's limit is processor time, so that results do not depend on what else the machine does. Where that cannot end a call (a
-  sleep, one long operation in C) the interpreter is killed after a while without a result, and the call counts as a time-out;
+- for mutants of programs of our own, which may loop for ever, recurse, allocate or crash, but mean no harm. They share
+  one interpreter, so one of them could falsify the results of the next; programs of strangers belong into `run_calls`;
+- a call's limit is processor time, so that results do not depend on what else the machine does. Where that cannot end a
+  call (a sleep, one long operation in C) the interpreter is killed after a while without a result, and the call counts
+  as a time-out;
 - a candidate whose time was up once is not tried again: its remaining calls count as time-outs, too;
 - a call in which the interpreter dies is ("error", "ProcessDied"); the calls after it run in a new interpreter.
 """
@@ -35,8 +36,8 @@ class CallResult(NamedTuple):
     """What came of one call.
 
     kind: "value" (it returned), "error" (it raised, or something else went wrong), "timeout".
-    value: the returned value as JSON carries it (tuples are lists, keys are strings); the exception's class name, or "NotJSON",
-    "ValueTooLarge", "ProcessDied"; None.
+    value: the returned value as JSON carries it (tuples are lists, keys are strings); the exception's class name, or
+    "NotJSON", "ValueTooLarge", "ProcessDied"; None.
     """
 
     kind: Literal["value", "error", "timeout"]
@@ -52,9 +53,9 @@ def run_batch(
 ) -> list[list[CallResult]]:
     """What `function_name(*call)` returns, for every trusted candidate program and call, (candidates, calls).
 
-    solutions: sources that define the function; each is loaded once, and its calls share its globals. calls: lists of arguments, as
-    JSON carries them. per_call_s: seconds of processor time for each call and for loading. settings: of these, memory, files and output
-    count. Raises UserError for the level `isolated`.
+    solutions: sources that define the function; each is loaded once, and its calls share its globals. calls: lists of
+    arguments, as JSON carries them. per_call_s: seconds of processor time for each call and for loading. settings: of
+    these, memory, files and output count. Raises UserError for the level `isolated`.
     """
     if settings.isolation != "trusted":  # never something weaker than was asked for
         raise UserError(f"isolation: {settings.isolation}, but run_batch runs trusted programs; take run_calls for others")

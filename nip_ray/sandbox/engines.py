@@ -2,8 +2,9 @@
 
 Decisions that matter here:
 - commands are pure functions of their arguments, so they can be read and tested without an engine;
-- whether an engine works here cannot be told from versions and settings: each is tried once with a trial program. The first that runs it
-  is used, and where none does, one error names each with its reason. Nothing weaker is ever used instead;
+- whether an engine works here cannot be told from versions and settings: each is tried once with a trial program. The
+  first that runs it is used, and where none does, one error names each with its reason. Nothing weaker is ever used
+  instead;
 - the program, its files and the interpreter are all that it sees; what it writes goes to small folders in memory.
 """
 

@@ -20,12 +20,14 @@ class SandboxFailure(TrainingError):
 class SandboxResult:
     """How a program ended, and what it wrote.
 
-    status: "ok" (it ended with code 0), "error" (another code), "timeout" (too long by the clock or by processor time), "killed" (by a
-    signal, also when it had too many processes, too much memory or too many files), "output_limit" (too much standard output).
-    exit_code: the code; minus the signal when a signal ended it; None where it is not known. stdout, stderr: at most `output_kb` of
-    each; what is not UTF-8 is replaced. wall_s: seconds, from the call to its end. isolation: the level, "trusted" or "isolated".
-    reason: of "killed", where the sandbox killed it: "processes", "memory" or "disk". engine: of "isolated", "bwrap", "docker" or
-    "podman".
+    status: "ok" (it ended with code 0), "error" (another code), "timeout" (too long by the clock or by processor time),
+    "killed" (by a signal, also when it had too many processes, too much memory or too many files), "output_limit" (too
+    much standard output).
+    exit_code: the code; minus the signal when a signal ended it; None where it is not known. stdout, stderr: at most
+    `output_kb` of each; what is not UTF-8 is replaced. wall_s: seconds, from the call to its end. isolation: the level,
+    "trusted" or "isolated".
+    reason: of "killed", where the sandbox killed it: "processes", "memory" or "disk". engine: of "isolated", "bwrap",
+    "docker" or "podman".
     """
 
     status: Status

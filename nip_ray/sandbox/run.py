@@ -2,13 +2,14 @@
 
 Two levels, docs/sandbox.md has them in full:
 
-- "trusted": a fresh interpreter under limits on time, memory, processes, files and output, without our environment, descriptors and
-  packages. It is a process of this user all the same: it can read and change what this user can, and use the network;
-- "isolated": the same interpreter in bwrap, else in a container of Docker or Podman: without network, other processes or files. An error
-  where none of them works.
+- "trusted": a fresh interpreter under limits on time, memory, processes, files and output, without our environment,
+  descriptors and packages. It is a process of this user all the same: it can read and change what this user can, and
+  use the network;
+- "isolated": the same interpreter in bwrap, else in a container of Docker or Podman: without network, other processes
+  or files. An error where none of them works.
 
-A fault of the kernel, or what can be read off shared hardware, is held by neither; for programs of determined attackers use a virtual
-machine around it all.
+A fault of the kernel, or what can be read off shared hardware, is held by neither; for programs of determined attackers
+use a virtual machine around it all.
 """
 
 import asyncio
@@ -33,10 +34,11 @@ def run_program(program: str, stdin: str = "", settings: SandboxSettings = DEFAU
 
     On a machine too busy to end what the program started so soon, it comes up to two seconds later.
 
-    program: the source. stdin: all that it can read from standard input. files: plain names and contents that lie in its working folder.
+    program: the source. stdin: all that it can read from standard input. files: plain names and contents that lie in
+    its working folder.
 
-    Raises UserError where programs cannot be isolated or a file has no plain name, SandboxFailure (a TrainingError) when the sandbox could
-    not be started this time. Nothing that the program does raises.
+    Raises UserError where programs cannot be isolated or a file has no plain name, SandboxFailure (a TrainingError)
+    when the sandbox could not be started this time. Nothing that the program does raises.
     """
     return run_within(program, stdin, settings, files)
 

@@ -1,9 +1,10 @@
 """Tests of solutions: programs that read and write, and functions that are called.
 
 Decisions that matter here:
-- what is expected never enters the sandbox: outputs come out and are compared here, so a solution can spoil its own report only;
-- every test and every call is a program of its own: a fresh interpreter, judged as `python` would run it, to the end of its threads, its
-  exit handlers and its buffers.
+- what is expected never enters the sandbox: outputs come out and are compared here, so a solution can spoil its own
+  report only;
+- every test and every call is a program of its own: a fresh interpreter, judged as `python` would run it, to the end of
+  its threads, its exit handlers and its buffers.
 """
 
 import json
@@ -25,8 +26,8 @@ BLANKS = " \t\r"
 
 @dataclass(frozen=True)
 class TestReport:
-    """The tests of one solution: how many passed, failed (another output), crashed (an exception, a signal, too much output) or took too
-    long; `statuses` has them in order."""
+    """The tests of one solution: how many passed, failed (another output), crashed (an exception, a signal, too much
+    output) or took too long; `statuses` has them in order."""
 
     __test__ = False  # no tests for pytest
 
@@ -47,8 +48,10 @@ def run_tests(
 ) -> TestReport:
     """Run a program on each test's input and compare what it writes. As many tests run at once as there are processors.
 
-    tests: (standard input, expected standard output); blanks at the end of lines, and blank lines at the end of the output, do not count.
-    settings: the limits are those of each test; where twice the expected output is more than `output_kb`, that much is kept.
+    tests: (standard input, expected standard output); blanks at the end of lines, and blank lines at the end of the
+    output, do not count.
+    settings: the limits are those of each test; where twice the expected output is more than `output_kb`, that much is
+    kept.
     isolate_tests: of no effect, since every test has an interpreter of its own; callers of older versions may pass it.
     Raises what `run_program` raises.
     """
@@ -60,7 +63,8 @@ def run_tests(
 
 
 def run_calls(solution: str, function_name: str, calls: Sequence[list[Any]], settings: SandboxSettings = DEFAULTS) -> list[CallResult]:
-    """What `function_name(*arguments)` of a solution returns for each list of arguments, each in an interpreter of its own.
+    """What `function_name(*arguments)` of a solution returns for each list of arguments, each in an interpreter of its
+    own.
 
     calls: arguments, as JSON carries them. The results are those of `run_batch`, which is faster for trusted programs.
     Raises what `run_program` raises.

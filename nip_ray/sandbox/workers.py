@@ -1,7 +1,8 @@
 """A pool of workers: small processes that run programs for this one, each one program at a time.
 
 Decisions that matter here:
-- a worker forks in a millisecond and has one thread. This process may hold gigabytes and many threads, which makes forks slow and unsafe;
+- a worker forks in a millisecond and has one thread. This process may hold gigabytes and many threads, which makes
+  forks slow and unsafe;
 - workers are kept for the next program, as many as there are processors;
 - a worker that dies, stops or is cancelled is not used again, and what it ran is killed.
 """
@@ -42,8 +43,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program ended. verdict: why the worker ended it ("timeout", "output_limit", "processes", "memory", "disk", "cancelled", or
-    "lost" with the worker itself), None where it ended by itself. code: as `subprocess` has it, None where it is not known."""
+    """How a program ended. verdict: why the worker ended it ("timeout", "output_limit", "processes", "memory", "disk",
+    "cancelled", or "lost" with the worker itself), None where it ended by itself. code: as `subprocess` has it, None
+    where it is not known."""
 
     verdict: str | None
     code: int | None = None

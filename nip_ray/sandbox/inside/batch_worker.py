@@ -1,14 +1,17 @@
-"""Calls one function of many candidate programs, one after another in one interpreter, each call under a limit of processor time.
+"""Calls one function of many candidate programs, one after another in one interpreter, each call under a limit of
+processor time.
 
-Standard input is one JSON document (`solutions`, `function`, `calls`, `per_call_s`, `start`, `value_limit`, `memory_mb`, `file_mb`); every
-call's result is a line of JSON on what was standard output.
+Standard input is one JSON document (`solutions`, `function`, `calls`, `per_call_s`, `start`, `value_limit`,
+`memory_mb`, `file_mb`); every call's result is a line of JSON on what was standard output.
 
 Decisions that matter here:
-- candidates are mutants of programs of our own: they may loop, recurse, allocate or crash, but mean no harm. They share the
-  interpreter and its imported modules, not their own globals;
-- time is processor time (ITIMER_PROF), so that a busy machine does not change results. The signal is raised again every 50 ms, for
-  a candidate that swallows the first; what no signal can interrupt (one long operation in C, a sleep) the reader of the results kills;
-- the driver may be gone by then, so each candidate also has a limit of processor time by which the kernel ends the interpreter;
+- candidates are mutants of programs of our own: they may loop, recurse, allocate or crash, but mean no harm. They share
+  the interpreter and its imported modules, not their own globals;
+- time is processor time (ITIMER_PROF), so that a busy machine does not change results. The signal is raised again every
+  50 ms, for a candidate that swallows the first; what no signal can interrupt (one long operation in C, a sleep) the
+  reader of the results kills;
+- the driver may be gone by then, so each candidate also has a limit of processor time by which the kernel ends the
+  interpreter;
 - a result is written as soon as it is there, so that the reader knows which call the interpreter died in.
 """
 

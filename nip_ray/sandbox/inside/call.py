@@ -1,5 +1,5 @@
-"""Calls one function of the solution beside it and writes what came of it, as JSON of a pair: "value" and what it returned, or "error" and
-the exception's class. What the solution prints goes nowhere, and it has no input."""
+"""Calls one function of the solution beside it and writes what came of it, as JSON of a pair: "value" and what it
+returned, or "error" and the exception's class. What the solution prints goes nowhere, and it has no input."""
 
 import importlib
 import json

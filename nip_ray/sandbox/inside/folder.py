@@ -1,7 +1,8 @@
 """Removing temporary folders, whatever a program left in them.
 
 Decisions that matter here:
-- no recursion, no long paths, and one open folder at a time: we walk down by names and up by `..`, so depth costs nothing;
+- no recursion, no long paths, and one open folder at a time: we walk down by names and up by `..`, so depth costs
+  nothing;
 - links are removed, never followed: every folder is opened with O_NOFOLLOW, from the one above it;
 - by then no process of the program is left, so nothing moves under our feet.
 """

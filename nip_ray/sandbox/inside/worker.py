@@ -1,10 +1,13 @@
-"""Runs programs for one driver, one after another: each in a folder and a session of its own, under limits, until it ends or is ended.
+"""Runs programs for one driver, one after another: each in a folder and a session of its own, under limits, until it
+ends or is ended.
 
-Descriptor 0 is the connection to the driver. A request is a JSON object (see `nip_ray.sandbox.engines.job_for`), the text for standard
-input and the content of each file; an answer is {"started": process}, then how the program ended, its output and its errors.
+Descriptor 0 is the connection to the driver. A request is a JSON object (see `nip_ray.sandbox.engines.job_for`), the
+text for standard input and the content of each file; an answer is {"started": process}, then how the program ended, its
+output and its errors.
 
 Decisions that matter here:
-- a program is an interpreter of its own, in an empty virtual environment, so its start, its `__main__` and its end are those of `python`;
+- a program is an interpreter of its own, in an empty virtual environment, so its start, its `__main__` and its end are
+  those of `python`;
 - nothing of the driver is handed down: neither its environment, nor its descriptors, nor a fork of its memory;
 - its standard input is a file, as contest programs expect that ask for its size;
 - where the connection ends (the driver died, or wants no answer any more) the program is killed and its folder removed;
