@@ -3,8 +3,8 @@
 #   docker build -t REGISTRY/nip-ray:0.2.0 .
 #   docker build -t REGISTRY/nip-ray:0.2.0-gpu --build-arg BASE=rayproject/ray:2.60.0-py311-gpu --build-arg TORCH_INDEX=https://pypi.org/simple .
 #
-# Untrusted programs (code validation) run in namespaces of their own if the container may make such: `docker run` with
-# --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, and docs/sandbox.md for Kubernetes.
+# Programs of models (scripts/create_cv_dataset.py) run isolated by bwrap, which is not in here: install bubblewrap, and have the container
+# allow new namespaces, as docs/sandbox.md describes.
 #
 # No secret belongs in an image: keys and tokens are given to containers, by the environment.
 ARG BASE=rayproject/ray:2.60.0-py311

@@ -1,4 +1,4 @@
-"""What shutting a program in costs: medians of whole runs, and calls a second of the batch.
+"""What running a program costs: medians of whole runs, and calls a second of the batch.
 
 python benchmarks/sandbox.py --repeat 40
 """
@@ -14,9 +14,9 @@ from _common import machine, show, timed
 
 from nip_ray.errors import UserError
 from nip_ray.sandbox.batch import run_batch
-from nip_ray.sandbox.plans import executable
 from nip_ray.sandbox.run import run_program
 from nip_ray.sandbox.testing import run_tests
+from nip_ray.sandbox.workers import executable
 from nip_ray.settings.sandbox import SandboxSettings
 
 TINY = "def f(x):\n    total = 0\n    for i in range(x):\n        total += i * i\n    return total\n"
@@ -29,7 +29,7 @@ def main() -> None:
     repeat = parser.parse_args().repeat
     print(machine())
     ways: dict[str, Callable[[], Any]] = {"bare interpreter": _bare}
-    for level in ("process", "namespaces"):
+    for level in ("trusted", "isolated"):
         run = partial(run_program, "pass", settings=SandboxSettings(isolation=level))
         try:
             assert run().status == "ok"
@@ -43,6 +43,10 @@ def main() -> None:
             times[name].append(timed(way) * 1e3)
     for name, found in times.items():
         show(f"sandbox: {name}", {**_figures(found), "over_bare_ms": round(_median(found) - _median(times["bare interpreter"]), 1)})
+    for name in ways.keys() - {"bare interpreter"}:
+        settings = SandboxSettings(isolation=name)
+        seconds = timed(lambda settings=settings: [run_program("pass", settings=settings) for _ in range(100)])
+        show(f"sandbox: 100 programs in a row, {name}", {"seconds": round(seconds, 2)})
     _show_rates()
 
 

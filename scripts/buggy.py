@@ -6,7 +6,8 @@ Decisions that matter here:
   original on an input that the model suggested, where the original ends well;
 - per problem at most min(floor(fraction * solutions), max_modifications) solutions are changed, and as many others that pass their
   tests are kept as they are: every row is balanced;
-- candidates with dangerous calls are thrown away as a courtesy; what protects is the sandbox, in which all of them run;
+- candidates with dangerous calls are thrown away as a courtesy; what protects is the sandbox, in which all of them run isolated, unless the
+  caller trusts the model;
 - every finished problem is a line of the output file or of the list of problems without a row beside it, written at once: a run that was
   stopped continues where it was, and no problem is paid for twice. Rows stand in the order in which they were finished.
 """
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, split_reasoning
-from nip_ray.sandbox.result import DEFAULTS
+from nip_ray.sandbox.engines import engine_for
 from nip_ray.sandbox.run import run_program
 from nip_ray.sandbox.testing import TestReport, run_tests
 from nip_ray.scenarios.code_validation.hub import Row, solutions_of
@@ -155,8 +156,13 @@ class Sandbox(NamedTuple):
     output: Callable[[str, str], str | None]
 
 
-def sandbox(settings: SandboxSettings = DEFAULTS) -> Sandbox:
-    """The sandbox of this package, with these limits."""
+LEVELS = {"isolated": SandboxSettings(isolation="isolated"), "trusted": SandboxSettings()}
+"""How programs of a model run. A machine without bwrap, Docker and Podman refuses to isolate them."""
+
+
+def sandbox(settings: SandboxSettings = LEVELS["isolated"]) -> Sandbox:
+    """The sandbox of this package at this level, with these limits. Raises UserError where it cannot isolate programs and is to."""
+    engine_for(settings)
 
     def output(solution: str, stdin: str) -> str | None:
         result = run_program(solution, stdin, settings)
@@ -337,7 +343,7 @@ async def make_buggy(
 ) -> dict[str, int]:
     """Adds a row for every problem that is not done yet to the .jsonl file `out`.
 
-    runs: None for this package's sandbox with its default limits. progress: is told how many problems are done, and how many there are.
+    runs: None for this package's sandbox, isolated, with its default limits. progress: takes the problems done, and how many there are.
     Returns counts: `made` and `without_row` of this call, `done_before`. Raises what the client and the sandbox raise, and UserError for a
     damaged file; what was finished by then stays.
     """

@@ -4,7 +4,7 @@
 python scripts/create_cv_dataset.py data/train.jsonl --items 2000
 OPENAI_API_KEY=... python scripts/create_cv_dataset.py buggy.jsonl --problems apps/train.jsonl --model gpt-4o-mini --budget-tokens 5000000
 
-The second kind continues where it was stopped, and asks for no problem twice. Programs run in the sandbox (docs/sandbox.md).
+The second kind continues where it was stopped, and asks for no problem twice. Its programs run isolated (docs/sandbox.md).
 """
 
 import asyncio
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--model", default="gpt-4o-mini", help="who makes them wrong (default: gpt-4o-mini)")
     parser.add_argument("--max-attempts", type=int, default=10, metavar="N", help="replies for each solution (default: 10)")
     parser.add_argument("--budget-tokens", type=int, metavar="N", help="stop before more tokens than these are used")
+    parser.add_argument("--isolation", choices=("isolated", "trusted"), default="isolated", help="of programs (default: isolated)")
     arguments = parser.parse_args()
 
     from nip_ray.scenarios.code_validation.create import write_code_items
@@ -40,18 +41,17 @@ def main() -> None:
 
 async def make_wrong(arguments: Namespace) -> dict[str, int]:
     """Let a model write wrong solutions. Returns how many problems have a row."""
-    from buggy import BuggyOptions, make_buggy, problems_of  # noqa: I001
+    from buggy import LEVELS, BuggyOptions, make_buggy, problems_of, sandbox  # noqa: I001
     from nip_ray.scenarios.code_validation.files import read_rows
     from nip_ray.settings.providers import BudgetSettings, OpenAIProvider
-    from nip_ray.text.costs.budget import Budget
-    from nip_ray.text.costs.budget import Limiter
+    from nip_ray.text.costs.budget import Budget, Limiter
     from nip_ray.text.providers.openai import OpenAIChat
 
     file, options = arguments.problems, BuggyOptions(arguments.model, arguments.seed, max_attempts=arguments.max_attempts)
     problems = list(problems_of(read_rows(file), str(file), arguments.split, arguments.difficulties))[: arguments.items]
     client = OpenAIChat(OpenAIProvider(), Limiter(None, None), Budget(BudgetSettings(tokens=arguments.budget_tokens)))
     try:
-        return await make_buggy(problems, client, arguments.out, options)
+        return await make_buggy(problems, client, arguments.out, options, sandbox(LEVELS[arguments.isolation]))
     finally:
         await client.close()
 

@@ -14,8 +14,19 @@ from nip_ray.sandbox.testing import TestReport
 from nip_ray.scenarios.code_validation.files import read_items
 from nip_ray.scenarios.code_validation.hub import Row
 from nip_ray.settings.code_validation import CodeDataSettings
+from nip_ray.settings.sandbox import SandboxSettings
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
-from scripts.buggy import BuggyOptions, Candidate, ProgrammingProblem, Sandbox, levenshtein, make_buggy, parse_candidate, problems_of
+from scripts.buggy import (
+    BuggyOptions,
+    Candidate,
+    ProgrammingProblem,
+    Sandbox,
+    levenshtein,
+    make_buggy,
+    parse_candidate,
+    problems_of,
+    sandbox,
+)
 
 RIGHT = "n = int(input())\nprint(n + n)\n"
 ALSO_RIGHT = "print(2 * int(input()))\n"
@@ -56,7 +67,7 @@ def make(
 ) -> dict[str, int]:
     client = rule if isinstance(rule, Script) else Script(rule)
     chosen = BuggyOptions("m", **{"max_attempts": 1, **options})
-    return asyncio.run(make_buggy(problems, client, out, chosen))
+    return asyncio.run(make_buggy(problems, client, out, chosen, sandbox(SandboxSettings())))
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -104,10 +115,23 @@ def test_a_wrong_program_makes_a_row(tmp_path: Path) -> None:
     assert [item.y for item in items] == [1, 0], "the rows are those of buggy-APPS"
 
 
+IN_A_THREAD = "import threading\ndef main(): print(2 * int(input()))\nthreading.Thread(target=main).start()\n"
+AT_EXIT = "import atexit, io, sys\nsys.stdout = io.StringIO()\natexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\n"
+AT_EXIT += "print(2 * int(input()))\n"
+
+
 @pytest.mark.parametrize(
     "candidate",
-    [RIGHT, "print(int(input()) * 2)\n", "raise SystemExit(3)\n", "n = int(input())\nprint(n + n if n < 5 else 1 // 0)\n", "print('a'\n"],
-    ids=["the same", "right", "crashes always", "crashes sometimes", "no Python"],
+    [
+        RIGHT,
+        "print(int(input()) * 2)\n",
+        "raise SystemExit(3)\n",
+        "n = int(input())\nprint(n + n if n < 5 else 1 // 0)\n",
+        "print('a'\n",
+        IN_A_THREAD,
+        AT_EXIT,
+    ],
+    ids=["the same", "right", "crashes always", "crashes sometimes", "no Python", "right in a thread", "right at exit"],
 )
 def test_what_is_no_bug(tmp_path: Path, candidate: str) -> None:
     client = Script(lambda request: reply(candidate))
@@ -124,6 +148,19 @@ def test_only_solutions_that_pass_are_used(tmp_path: Path) -> None:
     row = rows(tmp_path / "x.jsonl")[0]
     assert NOT_RIGHT not in row["solutions"]
     assert make(tmp_path / "y.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT))])["made"] == 0, "nothing is left to be kept"
+
+
+def test_solutions_that_end_by_exit_are_used(tmp_path: Path) -> None:
+    solutions = (f"{RIGHT}exit()\n", f"import __main__\n{ALSO_RIGHT}quit()\n")
+    assert make(tmp_path / "x.jsonl", lambda request: reply("print(1)\n"), [problem(solutions=solutions)])["made"] == 1
+
+
+def test_programs_of_a_model_are_isolated_or_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    client = Script(lambda request: reply(NOT_RIGHT))
+    with pytest.raises(UserError, match="isolation: isolated needs bwrap"):
+        asyncio.run(make_buggy([problem()], client, tmp_path / "x.jsonl", BuggyOptions("m", max_attempts=1)))
+    assert client.requests == [], "nothing is paid for"
 
 
 def judge(solution: str, tests: Sequence[tuple[str, str]]) -> TestReport:

@@ -208,7 +208,7 @@ def test_create_cv_dataset_with_a_model_asks_for_no_problem_twice(tmp_path: Path
     (tmp_path / "apps.jsonl").write_text("".join(json.dumps({**row, "problem_id": i}) + "\n" for i in range(2)))
     saboteur = [{"name": "saboteur", "marker": "", "replies": [WRONG]}]
     with provider_thread(tmp_path, roles=saboteur, base_models=["saboteur-1"], fsync=False) as provider:
-        words = ("--problems", tmp_path / "apps.jsonl", "--model", "saboteur-1", "--max-attempts", 1)
+        words = ("--problems", tmp_path / "apps.jsonl", "--model", "saboteur-1", "--max-attempts", 1, "--isolation", "trusted")
         made = [
             json.loads(
                 run("create_cv_dataset", tmp_path / "buggy.jsonl", *words, OPENAI_BASE_URL=provider.base_url, OPENAI_API_KEY=API_KEY).stdout

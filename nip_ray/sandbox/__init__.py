@@ -1,1 +1,1 @@
-"""Running untrusted programs. `nip_ray.sandbox.run` says what is covered and what is not."""
+"""Running programs: trusted ones under limits, others isolated from the machine. docs/sandbox.md says what each level holds."""

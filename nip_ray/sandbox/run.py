@@ -1,42 +1,46 @@
-"""Run an untrusted program: `run_program`, and `run_program_async` for event loops.
+"""Run a program: `run_program`, and `run_program_async` for event loops.
 
-What is covered and what is not is a table, `nip_ray.sandbox.coverage`, and in words docs/sandbox.md. In short:
+Two levels, docs/sandbox.md has them in full:
 
-- every level: a fresh interpreter without our environment, descriptors and packages; limits on time, memory, processes, files and
-  output; an end on time, of all descendants; nothing left on the disk;
-- "process": Landlock and a filter of system calls, where the kernel has them, keep it from files, processes and the network. Where it
-  has not (`SandboxResult.guards` says so), the program can read what its user can, write there, and talk to the network;
-- "namespaces": no network, no other processes, and a root folder with the interpreter alone, whatever else the kernel has;
-- "container": as strong as the container engine and its image.
+- "trusted": a fresh interpreter under limits on time, memory, processes, files and output, without our environment,
+  descriptors and packages. It is a process of this user all the same: it can read and change what this user can, and
+  use the network;
+- "isolated": the same interpreter in bwrap, else in a container of Docker or Podman: without network, other processes
+  or files. An error where none of them works.
 
-None of the first two covers a fault in the kernel, or what can be read off shared hardware; for programs of determined attackers
+A fault of the kernel, or what can be read off shared hardware, is held by neither; for programs of determined attackers
 use a virtual machine around it all.
 """
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import cast
 
-from nip_ray.sandbox.container import execute_in_container
-from nip_ray.sandbox.launch import Outcome, execute
-from nip_ray.sandbox.plans import job, plan_for
-from nip_ray.sandbox.result import DEFAULTS, SandboxResult
+from nip_ray.sandbox.engines import check_started, engine_for, job_for
+from nip_ray.sandbox.result import DEFAULTS, SandboxResult, Status
+from nip_ray.sandbox.workers import Outcome, run_job
 from nip_ray.settings.sandbox import SandboxSettings
+
+_REASONS = ("processes", "memory", "disk")
 
 
 def run_program(program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}) -> SandboxResult:
     """Run Python source under `settings` and wait for its end, which comes within `wall_s` and half a second.
 
-    On a machine too busy to end what the program started so soon, it comes up to two seconds later, and leaves nothing either.
+    On a machine too busy to end what the program started so soon, it comes up to two seconds later.
 
-    program: the source. stdin: all that it can read from standard input. files: plain names and contents that lie in its working folder.
+    program: the source. stdin: all that it can read from standard input. files: plain names and contents that lie in
+    its working folder.
 
-    Raises UserError when the level of isolation does not work here or a file has no plain name, SandboxFailure (a TrainingError) when
-    the sandbox could not be started this time. Nothing that the program does raises.
+    Raises UserError where programs cannot be isolated or a file has no plain name, SandboxFailure (a TrainingError)
+    when the sandbox could not be started this time. Nothing that the program does raises.
     """
-    return _run(program, stdin, settings, files, None)
+    return run_within(program, stdin, settings, files)
 
 
 async def run_program_async(
@@ -44,7 +48,7 @@ async def run_program_async(
 ) -> SandboxResult:
     """`run_program` for event loops: at most as many at once as there are processors. Cancelling it ends the program."""
     wanted, cancel = os.pipe()
-    waiting = _threads().submit(_run, program, stdin, settings, files, wanted)
+    waiting = threads().submit(run_within, program, stdin, settings, files, None, wanted)
     result = asyncio.wrap_future(waiting)
     try:
         return await asyncio.shield(result)
@@ -59,26 +63,50 @@ async def run_program_async(
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def threads() -> ThreadPoolExecutor:
     """Threads that wait for programs; more programs than processors at once would only take each other's time."""
     return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), thread_name_prefix="sandbox")
 
 
-def _run(program: str, stdin: str, settings: SandboxSettings, files: Mapping[str, bytes], cancelled: int | None) -> SandboxResult:
-    if settings.isolation == "container":
-        return _result(execute_in_container(program, stdin, settings, dict(files), cancelled), "container")
-    plan = plan_for(settings.isolation)
-    return _result(execute(job(program, stdin, dict(files), plan, settings), cancelled), plan.isolation)
+os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of these threads
 
 
-def _result(outcome: Outcome, isolation: str) -> SandboxResult:
+def run_within(
+    program: str,
+    stdin: str,
+    settings: SandboxSettings,
+    files: Mapping[str, bytes] = {},
+    output_bytes: int | None = None,
+    cancelled: int | None = None,
+) -> SandboxResult:
+    """`run_program`, with its own bound on the output. cancelled: a descriptor that is readable when the program has to end."""
+    start, engine = time.monotonic(), engine_for(settings)
+    outcome = run_job(job_for(program, stdin, dict(files), settings, engine, output_bytes), cancelled)
+    if engine is not None:
+        check_started(outcome, engine, settings)
+    return _result(outcome, settings.isolation, engine, time.monotonic() - start)
+
+
+def _result(outcome: Outcome, isolation: str, engine: str | None, wall_s: float) -> SandboxResult:
+    code = outcome.code
+    if engine is not None and code is not None and code > 128:
+        code = 128 - code  # engines give signals as shells do
+    status: Status = "ok"
+    if outcome.verdict in ("timeout", "output_limit"):
+        status = cast(Status, outcome.verdict)
+    elif outcome.verdict is not None or code is None:
+        status = "killed"
+    elif code == -signal.SIGXCPU:
+        status = "timeout"
+    elif code:
+        status = "killed" if code < 0 else "error"
     return SandboxResult(
-        status=outcome.status,
-        exit_code=outcome.exit_code,
+        status=status,
+        exit_code=code,
         stdout=outcome.stdout.decode(errors="replace"),
         stderr=outcome.stderr.decode(errors="replace"),
-        wall_s=outcome.wall_s,
+        wall_s=wall_s,
         isolation=isolation,
-        guards=outcome.guards,
-        reason=outcome.reason,
+        reason=outcome.verdict if outcome.verdict in _REASONS else "",
+        engine=os.path.basename(engine or ""),
     )

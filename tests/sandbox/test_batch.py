@@ -22,6 +22,11 @@ BAD = {
     "set": ("def f(x): return {x}", ("error", "NotJSON")),
     "long value": ("def f(x): return 'a' * 10 ** 6", ("error", "ValueTooLarge")),
     "input": ("def f(x): return input()", ("error", "EOFError")),
+    "long number": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10 ** 5000", ("error", "NotJSON")),
+    "deep list": (
+        "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(x):\n    a = []\n    for _ in range(20_000): a = [a]\n    return a",
+        ("error", "NotJSON"),
+    ),
     "arity": ("def f(): return 1", ("error", "TypeError")),
     "loop at loading": ("while True: pass", ("timeout", None)),
     "error at loading": ("1 / 0\ndef f(x): return x", ("error", "ZeroDivisionError")),
@@ -41,6 +46,23 @@ def test_only_some_calls_are_bad() -> None:
     assert [result.kind for result in results[0]] == ["error", "value", "error", "timeout", "timeout"], "time-outs are final"
     assert results[0][2] == ("error", "ProcessDied")
     assert [result.value for result in results[1]] == [0, 2, 4, 6, 8]
+
+
+def test_functions_live_in_a_module() -> None:
+    source = """
+from __future__ import annotations
+import pickle, typing
+from dataclasses import dataclass
+@dataclass
+class Pair:
+    n: int
+    other: Pair | None = None
+def f(n):
+    if n == 3: exit()
+    return pickle.loads(pickle.dumps(Pair(n))).n + len(typing.get_type_hints(Pair))
+"""
+    expected = [("value", 3), ("value", 4), ("error", "SystemExit")]
+    assert run_batch([source, GOOD, source], "f", [[1], [2], [3]]) == [expected, [("value", 2), ("value", 4), ("value", 6)], expected]
 
 
 def test_values_are_those_of_json_and_arguments_are_fresh() -> None:

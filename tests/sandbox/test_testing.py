@@ -4,13 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from nip_ray.errors import UserError
 from nip_ray.sandbox.testing import run_calls, run_tests
 from nip_ray.settings.sandbox import SandboxSettings
+
+from .idioms import IDIOMS, WRONG
 
 SETTINGS = SandboxSettings(wall_s=20.0, output_kb=16)
 SHORT = replace(SETTINGS, wall_s=1.0)
 SQUARES = [(f"{n}\n", f"{n * n}\n") for n in range(6)]
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_correct_programs_of_every_idiom_pass(name: str) -> None:
+    assert run_tests(IDIOMS[name], [("21\n", "42\n")], SETTINGS).statuses == ("passed",)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_programs_that_are_not_right_by_their_end(name: str) -> None:
+    source, status = WRONG[name]
+    assert run_tests(source, [("21\n", "42\n")], SETTINGS).statuses == (status,)
+
+
+def test_outputs_may_be_as_long_as_what_is_expected() -> None:
+    assert run_tests("print('x' * 300_000)", [("", "x" * 300_000)], SETTINGS).all_passed
 
 
 @pytest.mark.parametrize("isolate_tests", [False, True])
@@ -60,20 +76,8 @@ for handle in range(64):
         try: os.write(handle, text)
         except OSError: pass
 """,
-    "frames of the harness": """
-import gc, os, sys
-for thing in gc.get_objects():
-    if isinstance(thing, dict) and "NONCE" in thing: thing["NONCE"] = 0
-frame = sys._getframe()
-while frame:
-    nonce = frame.f_locals.get("nonce")
-    if nonce is not None:
-        for handle in range(64):
-            try: os.write(handle, bytes(nonce) + b'[null, 0, "0"]\\n')
-            except OSError: pass
-    frame = frame.f_back
-os._exit(0)
-""",
+    "exit": "exit(0)",
+    "exit of the operating system": "import os\nos._exit(0)",
     "equal to everything": "class Same(str):\n    def __eq__(self, other): return True\nprint(Same('anything'))",
     "streams": "import sys\nsys.stdout.close()",
 }
@@ -122,6 +126,24 @@ def test_calls_that_do_not_come_back_or_do_not_exist() -> None:
     assert run_calls("def f(): return 1", "f", [], SETTINGS) == []
 
 
+def test_functions_live_in_a_module() -> None:
+    solution = """
+from __future__ import annotations
+import atexit, pickle, threading, typing
+from dataclasses import dataclass
+@dataclass
+class Pair:
+    n: int
+    other: Pair | None = None
+def f(n):
+    atexit.register(lambda: 1 / 0)
+    threading.Thread(target=input).start()
+    threading.Timer(60, print).start()
+    return pickle.loads(pickle.dumps(Pair(n))).n + len(typing.get_type_hints(Pair))
+"""
+    assert run_calls(solution, "f", [[1], [2]], SETTINGS) == [("value", 3), ("value", 4)]
+
+
 @pytest.mark.parametrize("answer", ["[" * 50_000, "9" * 10_000, '["error", 5]', '["value"]', "{}", '["other", 1]', "\\xff"])
 def test_answers_of_a_solution_that_writes_its_own(answer: str) -> None:
     solution = f"""
@@ -133,11 +155,3 @@ def f():
     os._exit(0)
 """
     assert run_calls(solution, "f", [[]], replace(SETTINGS, output_kb=256)) == [("error", "NotJSON")]
-
-
-def test_containers_are_not_replaced_by_something_weaker() -> None:
-    settings = replace(SETTINGS, isolation="container")
-    with pytest.raises(UserError, match="container"):
-        run_tests("print(1)", [("", "1")], settings)
-    with pytest.raises(UserError, match="container"):
-        run_calls("def f(): return 1", "f", [[]], settings)

@@ -1,8 +1,8 @@
-"""What the machine gives: processors, memory, shared memory, GPUs, and ways to shut programs in.
+"""What the machine gives: processors, memory, shared memory, GPUs, and the sandbox.
 
 Decisions that matter here:
 - the judgement is a function of plain numbers (`judge_...`), apart from where they are read;
-- what is asked of the sandbox is to run a program: versions and settings of the kernel do not tell whether it can;
+- the sandbox runs a program at each level: versions and settings do not tell whether it can;
 - containers and schedulers limit by control groups what `free` and `nproc` do not show. Both versions are read, and every level up to
   the root: the tightest counts. In a container the path in /proc may be the host's and not be there; the root of what is mounted then
   is the container's own group. Files that a process read stay in its group's memory until needed, and do not count as used.
@@ -18,8 +18,8 @@ from pathlib import Path
 from nip_ray.cluster.doctor.finding import Finding, note, ok, problem, size
 from nip_ray.cluster.doctor.installed import first_line, wanted
 from nip_ray.errors import UserError
-from nip_ray.sandbox.coverage import THREATS, guards_of, holds
-from nip_ray.sandbox.launch import SandboxFailure
+from nip_ray.sandbox.engines import engine_for
+from nip_ray.sandbox.result import SandboxFailure
 from nip_ray.sandbox.run import run_program
 from nip_ray.settings.sandbox import SandboxSettings
 
@@ -137,18 +137,19 @@ def judge_shared_memory(free: int, memory: int) -> Finding:
 
 
 def sandbox() -> list[Finding]:
-    """How strongly untrusted programs are shut in here (code validation runs such), tried out with a program."""
-    mend = "let this user make namespaces, or set isolation to container: docs/sandbox.md"
-    for level in ("namespaces", "process"):
-        try:
-            result = run_program("print(6 * 7)", settings=SandboxSettings(isolation=level, wall_s=20.0))
-        except (UserError, SandboxFailure):
-            continue
-        guards = guards_of(result)
-        open_ = [threat.key for threat in THREATS if threat.held_by and not holds(guards, threat.key)]
-        what = f"untrusted programs run at the level {level}" + (f", which does not hold: {', '.join(open_)}" if open_ else "")
-        return [ok("sandbox", what) if level == "namespaces" and not open_ else note("sandbox", what, mend)]
-    return [note("sandbox", "untrusted programs cannot be run here: not even a limited process starts", mend)]
+    """Whether programs run here, trusted and isolated, each tried out with a program."""
+    try:
+        result = run_program("print(6 * 7)", settings=SandboxSettings(wall_s=20.0))
+    except SandboxFailure as error:
+        return [note("sandbox", f"no program runs here, trusted ones neither: {error}", "docs/sandbox.md")]
+    if result.stdout != "42\n":
+        return [note("sandbox", f"a trial program ended as {result.status} {result.reason}", "docs/sandbox.md")]
+    try:
+        engine = engine_for(SandboxSettings(isolation="isolated"))
+    except UserError as error:
+        mend = "install bubblewrap (bwrap), Docker or Podman, if you run programs of models or strangers: docs/sandbox.md"
+        return [note("sandbox", f"trusted programs run; {str(error).partition('. Install')[0]}", mend)]
+    return [ok("sandbox", f"programs of strangers run isolated, by {engine}; trusted ones under limits")]
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Files that run inside of the sandbox, by a bare `python -I -S -B`: the standard library only, and nothing of nip_ray."""
+"""Files that a bare interpreter runs beside or inside of the sandbox: the standard library only, and nothing of nip_ray."""

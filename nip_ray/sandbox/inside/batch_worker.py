@@ -1,13 +1,17 @@
-"""Calls one function of many candidate programs, one after another in one interpreter, each call under a limit of processor time.
+"""Calls one function of many candidate programs, one after another in one interpreter, each call under a limit of
+processor time.
 
-Standard input is one JSON document (`solutions`, `function`, `calls`, `per_call_s`, `start`, `value_limit`); every call's result is
-a line of JSON on what was standard output.
+Standard input is one JSON document (`solutions`, `function`, `calls`, `per_call_s`, `start`, `value_limit`,
+`memory_mb`, `file_mb`); every call's result is a line of JSON on what was standard output.
 
 Decisions that matter here:
-- candidates are mutants of programs of our own: they may loop, recurse, allocate or crash, but do not lie in wait. They share the
-  interpreter and its imported modules, not their own globals;
-- time is processor time (ITIMER_PROF), so that a busy machine does not change results. The signal is raised again every 50 ms, for
-  a candidate that swallows the first; what no signal can interrupt (one long operation in C, a sleep) the reader of the results kills;
+- candidates are mutants of programs of our own: they may loop, recurse, allocate or crash, but mean no harm. They share
+  the interpreter and its imported modules, not their own globals;
+- time is processor time (ITIMER_PROF), so that a busy machine does not change results. The signal is raised again every
+  50 ms, for a candidate that swallows the first; what no signal can interrupt (one long operation in C, a sleep) the
+  reader of the results kills;
+- the driver may be gone by then, so each candidate also has a limit of processor time by which the kernel ends the
+  interpreter;
 - a result is written as soon as it is there, so that the reader knows which call the interpreter died in.
 """
 
@@ -15,11 +19,16 @@ import gc
 import io
 import json
 import os
+import resource
 import signal
+import site
 import sys
+import time
 
 RECURSION = 1000
 REPEAT_S = 0.05
+ORPHAN_S = 60
+"""Seconds of processor time over what a candidate may take, after which nobody is there who would kill it."""
 
 
 class CallTimeout(BaseException):
@@ -69,8 +78,9 @@ class Silence(io.TextIOBase):
 
 
 def load(source, name):
-    """The function `name` of a candidate's source."""
-    space = {"__name__": "solution", "__builtins__": __builtins__}
+    """The function `name` of a candidate's source, which lives in a module as any function does: `pickle` looks for it there."""
+    module = sys.modules["solution"] = type(sys)("solution")
+    space = vars(module)
     exec(compile(source, "<solution>", "exec"), space)
     return space[name] if name in space else missing(name)
 
@@ -103,9 +113,19 @@ def run_candidate(source, name, calls, clock, write, limit):
             write(json.dumps([kind, function]))
 
 
+def set_limit(which, most):
+    """Set a limit of the kernel, as far as ours allows."""
+    hard = resource.getrlimit(which)[1]
+    resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
 def main():
     """Read the work, do it from `start` on, a pair of candidate and call."""
     work = json.loads(sys.stdin.buffer.read())
+    set_limit(resource.RLIMIT_AS, work["memory_mb"] << 20)
+    set_limit(resource.RLIMIT_FSIZE, work["file_mb"] << 20)
+    set_limit(resource.RLIMIT_CORE, 1)  # one byte: no file is written then, and no helper for cores started
+    most_s = int((len(work["calls"]) + 1) * work["per_call_s"]) + ORPHAN_S
     results = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
@@ -116,12 +136,14 @@ def main():
     def write(text):
         os.write(results, text.encode() + b"\n")
 
+    site.setquit()  # `exit` and `quit`; a bare interpreter has none
     gc.collect()
     gc.freeze()
     first, skip = work["start"]
     os.write(results, b"\n")  # ready: from now on patience is counted by calls
     for source in work["solutions"][first:]:
         sys.setrecursionlimit(RECURSION)
+        set_limit(resource.RLIMIT_CPU, int(time.process_time()) + most_s)
         run_candidate(source, work["function"], work["calls"][skip:], clock, write, work["value_limit"])
         skip = 0
         gc.collect()

@@ -1,0 +1,37 @@
+"""Calls one function of the solution beside it and writes what came of it, as JSON of a pair: "value" and what it
+returned, or "error" and the exception's class. What the solution prints goes nowhere, and it has no input."""
+
+import importlib
+import json
+import os
+
+
+def outcome(function, arguments):
+    """The pair as JSON."""
+    try:
+        space = vars(importlib.import_module("solution"))
+        if function not in space:
+            raise NameError(function)
+        value = space[function](*arguments)
+    except BaseException as error:
+        return json.dumps(["error", type(error).__name__])
+    try:
+        return json.dumps(["value", value])
+    except (TypeError, ValueError, RecursionError):
+        return '["error", "NotJSON"]'
+
+
+def main():
+    """Write the outcome. The value is known then, so threads and whatever runs at exit are not waited for."""
+    with open("call.json", encoding="utf-8") as file:
+        function, arguments = json.load(file)
+    answer, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    text = outcome(function, arguments).encode()
+    while text:
+        text = text[os.write(answer, text) :]
+    os._exit(0)
+
+
+main()
