@@ -22,11 +22,11 @@ from gymnasium import spaces
 
 from nip_ray.config.load import load_stored_config
 from nip_ray.environments.experiment import playable
-from nip_ray.environments.single import Arrays, SinglePlay, action_space
+from nip_ray.environments.single import Arrays, SinglePlay, action_space, mask_space
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
 from nip_ray.play.core import Player
-from nip_ray.seeding import generator
+from nip_ray.seeding import stable_seed
 from nip_ray.storage.folder import CONFIG, RunFolder
 
 _DRAWS = 1000
@@ -63,22 +63,24 @@ class Seat(gymnasium.Env[Arrays, Any]):
         scenario = made.examination.scenario
         if agent not in scenario.protocol.agents:
             raise UserError(f"agent: got {agent!r}, expected one of {', '.join(scenario.protocol.agents)}")
-        self.single, self.agent, self.greedy, self.render_mode = SinglePlay(scenario, split, config.seed), agent, greedy, render_mode
+        self.single, self.agent, self.greedy, self.render_mode = SinglePlay(scenario, split), agent, greedy, render_mode
         self._keep(label)
         networks = trained(made, found)
-        self.noise = generator(config.seed, "seat")
+        self._paid = 0.0
+        self.noise = torch.Generator()
+        self.noise.seed()
         noise = None if greedy else self.noise
         self.others = {other: Player(network.eval(), noise) for other, network in networks.items() if other != agent}
         sizes = self.single.layouts[agent].sizes
         self.action_space = action_space(sizes)
-        mask = spaces.MultiBinary(sum(sizes))
+        mask = mask_space(sum(sizes))
         self.observation_space = spaces.Dict({**self.single.observation_spaces[agent].spaces, "action_mask": mask})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Arrays, dict[str, Any]]:
         """Begin an episode and play it to the seat's first turn. Raises UserError where there is none."""
         super().reset(seed=seed)
         if seed is not None:
-            self.noise.manual_seed(seed)
+            self.noise.manual_seed(stable_seed(seed, "seat"))
         for _ in range(_DRAWS):
             self.single.reset(seed, options)
             seed, self._paid = None, 0.0
@@ -89,6 +91,7 @@ class Seat(gymnasium.Env[Arrays, Any]):
 
     def step(self, action: Any) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
         """The seat's turn, and those of the others until its next one. Raises UserError for an action of another form."""
+        self.single.refuse_unbegun()
         if self.single.play.finished:
             raise UserError("step: the episode is over, reset() begins another")
         self._play_round({self.agent: action})

@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.environments.experiment import experiment_of
-from nip_ray.environments.single import SinglePlay, action_space
+from nip_ray.environments.single import SinglePlay, action_space, mask_space
 from nip_ray.errors import UserError, require
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.settings.state_tracking import PROTOCOLS as CHAIN_PROTOCOLS
@@ -38,7 +38,7 @@ Config = ExperimentConfig | TextExperimentConfig | Mapping[str, Any] | Path | st
 def aec(config: Config, *, split: str = "train", render_mode: str | None = None) -> AECEnv[str, Any, Any]:
     """The experiment's protocol, agent after agent. config: an experiment, its keys, a YAML file or a run folder.
 
-    split: instances of "train" or "test". ``reset(seed=...)`` seeds what is drawn; ``reset(options={"id": i, "seed": s})`` names instance
+    split: instances of "train" or "test". ``reset(seed=...)`` seeds what is drawn (without, copies differ); ``reset(options={"id": i, "seed": s})`` names instance
     and episode seed. Raises UserError for a config that is faulty, of language models, or under zero knowledge.
     """
     return OrderEnforcingWrapper(ProtocolAEC(config, split, render_mode))
@@ -56,7 +56,7 @@ class Environment:
         if render_mode not in (None, "ansi"):
             raise UserError(f"render_mode: got {render_mode!r}, expected ansi or none")
         experiment = experiment_of(config)
-        self.single = SinglePlay(scenario_of(experiment.model_dump(mode="json")), split, experiment.seed)
+        self.single = SinglePlay(scenario_of(experiment.model_dump(mode="json")), split)
         self.render_mode, self.possible_agents = render_mode, list(self.single.agents)
         self.agents: list[str] = []
         self.metadata = {"name": f"{experiment.scenario.name}_{self.single.protocol.name}_v0", "render_modes": ["ansi"]}
@@ -139,6 +139,7 @@ class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
         self, actions: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Play one round."""
+        self.single.refuse_unbegun()
         if not self.agents:
             raise UserError("step: the episode is over, reset() begins another")
         if unknown := sorted(set(actions) - set(self.agents)):
@@ -156,7 +157,7 @@ class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
 
 
 def _mask_space(sizes: list[int]) -> spaces.Space[Any]:
-    parts = [spaces.MultiBinary(size) for size in sizes]
+    parts = [mask_space(size) for size in sizes]
     return parts[0] if len(parts) == 1 else spaces.Tuple(parts)
 
 

@@ -7,7 +7,8 @@ Decisions that matter here:
 - copies that Gymnasium steps one by one are seeded one by one, by their place among all copies of all learners: a learner's slice plays
   the same episodes whether it is an environment of its own or part of a larger one. A vector form has one stream for all its copies;
 - which actions are legal may stand in a Dict observation or, as Gymnasium's own environments have it, in the infos; from there it is put
-  into the observations, so that what is legal travels with what was seen;
+  into the observations, so that what is legal travels with what was seen. A copy whose infos have no mask may do anything: Gymnasium
+  fills its row with zeros, and says in a second array ("_action_mask") whose rows count. A copy that may do nothing ends the run;
 - learners that do not share an environment have one each. Nothing then passes between them, and a driver may put each into a process of
   its own, without a word per timestep.
 """
@@ -139,6 +140,7 @@ class Copies:
         self.mode: AutoresetMode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.observations: Any = None
         self._newest: Any = None  # what the environment gave last, as it gave it
+        self._choices: tuple[int, ...] | None = None  # shape of a copy's mask in the infos (None: there was none so far)
         self.over: np.ndarray | None = None  # (n,) bool: the next step of these begins an episode (None: of none)
         self._state = getattr(env, "state", None)
         self._last_state: Any = None  # before a reset within the newest step (None: there was none)
@@ -151,7 +153,8 @@ class Copies:
         else:
             seeds = stable_seed(seed, "environment", *purpose, self.first) % 2**31
         shown, infos = self.env.reset(seed=seeds)
-        self.observations, self.over = _with_mask(_as_mappings(shown), infos), None
+        self.observations, self.over = self._with_mask(_as_mappings(shown), infos), None
+        self._refuse_stuck()
 
     def state(self) -> Any:
         """The global state, None where the environment has none."""
@@ -167,10 +170,8 @@ class Copies:
         if shown is self._newest:
             raise TrainingError("the environment gives the same array in every step; make it with copy=True")
         self._newest = shown
-        shown = _as_mappings(shown)
-        if MASK in infos:
-            shown = _with_mask(shown, infos)
-        over = ended(terminated, truncated)
+        bare = _as_mappings(shown)
+        shown, over = self._with_mask(bare, infos), ended(terminated, truncated)
         valid, led_to, self._last_state = None, shown, None
         if self.mode is AutoresetMode.NEXT_STEP:
             if self.over is not None:
@@ -178,13 +179,14 @@ class Copies:
             self.over = over if over.any() else None
         elif over.any():
             if self.mode is AutoresetMode.SAME_STEP:
-                led_to = _with_final(shown, over, infos)
+                led_to = self._with_final(shown, over, infos)
             else:
                 self._last_state = self.state()
                 fresh, infos_fresh = self.env.reset(options={"reset_mask": over})
-                fresh = _as_mappings(fresh)
-                shown = replaced_rows(shown, over, _with_mask(fresh, infos_fresh)) if MASK in infos_fresh else fresh
+                fresh = self._with_mask(_as_mappings(fresh), infos_fresh)
+                shown = fresh if self._choices is None else replaced_rows(self._with_mask(bare, infos), over, fresh)
         self.observations = shown
+        self._refuse_stuck()
         return led_to, reward, terminated, truncated, valid, infos
 
     def snapshot(self) -> dict[str, Any]:
@@ -198,6 +200,8 @@ class Copies:
         self.env.reset(seed=0)  # makes what an environment makes in its first reset
         put_snapshot(self.env, stored["snapshot"])
         self.observations, self.over = arrays(stored["observations"]), arrays(stored["over"])
+        if isinstance(self.observations, Mapping) and MASK in self.observations:
+            self._choices = self.observations[MASK].shape[1:]
         return True
 
     def render(self) -> Any:
@@ -211,29 +215,55 @@ class Copies:
         """End the environment."""
         self.env.close()
 
+    def _with_mask(self, shown: Any, infos: Mapping[str, Any]) -> Any:
+        """What the copies show, with the legal actions where infos have told any so far and the observations do not."""
+        if isinstance(shown, Mapping) and MASK in shown:
+            return shown
+        for told in (infos, infos.get("final_info", {})):
+            if self._choices is None and MASK in told:
+                self._choices = next((np.shape(row) for row in told[MASK] if row is not None), None)
+        return shown if self._choices is None else {"observation": shown, MASK: self._legal(infos)}
+
+    def _legal(self, infos: Mapping[str, Any]) -> np.ndarray:
+        """(n, actions) bool; of copies without a mask in these infos, all."""
+        assert self._choices is not None
+        all_legal = np.ones((self.num_copies, *self._choices), dtype=bool)
+        if MASK not in infos:
+            return all_legal
+        given, present_B = infos[MASK], infos.get(f"_{MASK}")
+        if getattr(given, "dtype", None) == object:  # masks that are lists: a row each, None where there is none
+            given = [legal if row is None else row for row, legal in zip(given, all_legal, strict=True)]
+        legal = np.array(given, dtype=bool)
+        return legal if present_B is None else replaced_rows(all_legal, np.asarray(present_B), legal)
+
+    def _with_final(self, shown: Any, over: np.ndarray, infos: Mapping[str, Any]) -> Any:
+        """What the copies showed before those that are over began again."""
+        if "final_obs" not in infos:
+            raise TrainingError("the environment begins again in the same step, but its infos have no final_obs")
+        final = infos["final_obs"]
+        if self._choices is not None:
+            final = {"observation": final, MASK: self._legal(infos.get("final_info", {}))}
+        return replaced_rows(shown, over, _filled(final, shown))
+
+    def _refuse_stuck(self) -> None:
+        """Raise TrainingError where a copy that is to act has no legal action."""
+        if not isinstance(self.observations, Mapping) or MASK not in self.observations:
+            return
+        stuck = ~np.asarray(self.observations[MASK], dtype=bool).reshape(self.num_copies, -1).any(-1)
+        if self.over is not None:
+            stuck &= ~self.over  # after an end nothing need be legal
+        if stuck.any():
+            raise TrainingError(
+                f"the environment's action_mask forbids every action of copy {self.first + int(stuck.argmax())}; "
+                "expected a legal one in every step of an episode, or its end"
+            )
+
 
 def _as_mappings(shown: Any) -> Any:
     """What the copies show with tuples as mappings of "0", "1", ...: one kind of tree is enough for whoever reads it."""
     if isinstance(shown, tuple):
         shown = {str(place): part for place, part in enumerate(shown)}
     return {name: _as_mappings(part) for name, part in shown.items()} if isinstance(shown, Mapping) else shown
-
-
-def _with_final(shown: Any, over: np.ndarray, infos: Mapping[str, Any]) -> Any:
-    """What the copies showed before those that are over began again."""
-    if "final_obs" not in infos:
-        raise TrainingError("the environment begins again in the same step, but its infos have no final_obs")
-    final = infos["final_obs"]
-    if isinstance(shown, Mapping) and MASK in infos:
-        final = {"observation": final, MASK: infos.get("final_info", {}).get(MASK, shown[MASK])}
-    return replaced_rows(shown, over, _filled(final, shown))
-
-
-def _with_mask(shown: Any, infos: Mapping[str, Any]) -> Any:
-    """What the copies show, with the legal actions where the infos tell them and the observations do not."""
-    if MASK not in infos or (isinstance(shown, Mapping) and MASK in shown):
-        return shown
-    return {"observation": shown, MASK: np.array(infos[MASK]).astype(bool)}
 
 
 def _filled(final: Any, shown: Any) -> Any:

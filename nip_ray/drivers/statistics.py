@@ -122,13 +122,18 @@ class EpisodeStatistics:
 
 
 def information(infos: Mapping[str, Any], name: str) -> dict[str, float]:
-    """The single numbers in `infos[name]`: tag -> value. A key with "/" in it is the tag itself, others come below `info/`."""
+    """The single numbers in `infos[name]`: tag -> value. A key with "/" in it is the tag itself, others come below `info/`.
+
+    Where Gymnasium says in `_KEY` whether there is a value of KEY, neither that nor a value that there is not is a number of its own.
+    """
     found = infos.get(name)
     if not isinstance(found, Mapping):
         return {}
     tags = {}
     for key, value in found.items():
-        number = np.asarray(value)
+        number, absent = np.asarray(value), not np.all(found.get(f"_{key}", True))
+        if absent or (key.startswith("_") and key[1:] in found):
+            continue
         if number.size == 1 and number.dtype.kind in "biuf":
             tags[key if "/" in key else f"info/{key}"] = float(number.reshape(-1)[0])
     return tags

@@ -27,12 +27,13 @@ _COPY = torch.zeros(1, dtype=torch.long)
 
 
 class SinglePlay:
-    """One episode after the other of `scenario` on instances of `split`, drawn from a generator that `seed` seeds.
+    """One episode after the other of `scenario` on instances of `split`. `reset` seeds what is drawn; until it does, each object draws by
+    entropy of its own, so unseeded copies play different episodes.
 
     agents: all of them, in the protocol's order. illegal: who chose what was illegal in the last round.
     """
 
-    def __init__(self, scenario: Scenario, split: str = "train", seed: int = 0, *, for_modules: bool = False) -> None:
+    def __init__(self, scenario: Scenario, split: str = "train", *, for_modules: bool = False) -> None:
         """for_modules: observations are as our networks read them, see `observe`. Raises UserError for an unknown split."""
         if split not in ("train", "test"):
             raise UserError(f"split: got {split!r}, expected train or test")
@@ -41,7 +42,7 @@ class SinglePlay:
         self.layouts = {agent: layout_of(scenario, agent) for agent in self.agents}
         self.instances = scenario.ids(split)
         self.for_modules = for_modules
-        self.random = np.random.default_rng(seed)
+        self.random, self._begun = np.random.default_rng(), False
         self._start(int(self.instances[0]), 0)
         self.observation_spaces = {
             agent: gym.spaces.Dict({key: _box(x) for key, x in self.observe(agent).items()}) for agent in self.agents
@@ -61,6 +62,12 @@ class SinglePlay:
             if not isinstance(value, int | np.integer) or not 0 <= value < most:
                 raise UserError(f"options.{key}: got {value!r}, expected a whole number from 0 to {most - 1}")
         self._start(int(given["id"]), int(given["seed"]))
+        self._begun = True
+
+    def refuse_unbegun(self) -> None:
+        """Raise UserError before the first `reset`."""
+        if not self._begun:
+            raise UserError("step: no episode has begun, expected a call of reset() first")
 
     @property
     def turns(self) -> list[str]:
@@ -97,6 +104,7 @@ class SinglePlay:
 
         Actions of others are left aside. Raises UserError for one that is missing or has another form.
         """
+        self.refuse_unbegun()
         chosen, self.illegal = {}, set[str]()
         turns = self.turns
         for agent in turns:
@@ -197,6 +205,11 @@ def refuse_graded(protocol: Protocol) -> None:
 def action_space(sizes: list[int]) -> gym.spaces.Space[Any]:
     """Of actions with so many choices, factor by factor: Discrete for one factor."""
     return gym.spaces.Discrete(sizes[0]) if len(sizes) == 1 else gym.spaces.MultiDiscrete(sizes)
+
+
+def mask_space(size: int) -> gym.spaces.Box:
+    """Of a mask over so many choices: a Box, which every library reads (skrl reads no MultiBinary)."""
+    return gym.spaces.Box(0, 1, (size,), np.int8)
 
 
 def _mask(size: int, in_play: bool, idle: int) -> np.ndarray[Any, Any]:

@@ -39,6 +39,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
+from ray.rllib.utils.metrics.stats import MeanStats
 from torch import Tensor, nn
 
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes, play_rollout
@@ -54,12 +55,33 @@ from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.search import share_at
 
 
+class EpisodeMean(MeanStats):
+    """A mean over all episodes of all runners. RLlib merges one mean of each runner, however many episodes that is of; this keeps the
+    values until they are merged. Its identifier is the mean's, so checkpoints of either kind load.
+    """
+
+    @override(MeanStats)
+    def push(self, value: list[float]) -> None:
+        """Add the values of some episodes."""
+        self.values.extend(value)
+
+    @override(MeanStats)
+    def reduce(self, compile: bool = True) -> Any:
+        """The mean, or all values to be merged with those of others."""
+        if compile:
+            return super().reduce()
+        made = self.clone()
+        made.values, self.values = self.values, []
+        return made
+
+
 class ProtocolEnvRunner(EnvRunner, Checkpointable):
     """Plays ``num_envs_per_env_runner`` copies to their end at every call of `sample`."""
 
     @override(EnvRunner)
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        self.metrics.stats_cls_lookup = {**self.metrics.stats_cls_lookup, "episode_mean": EpisodeMean}
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.skip_silent_messages: bool = self.config.skips_silent_messages()
@@ -122,18 +144,22 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         """Play one share of an iteration: complete episodes, always.
 
         iteration: which one (None: the one after the last). worker: whose share (None: this runner's own). past: whom it meets of the past.
-        num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes.
+        num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes. With 0 of either nothing
+        is played: RLlib's evaluation passes that to runners without a share.
         In an evaluation episodes follow each other from the first, where ``force_reset`` begins again; so equal weights have equal results.
         """
         assert self.play is not None, "the local env runner has nothing to play while there are remote ones"
         self.iteration = self.iteration if iteration is None else iteration
         worker = self.worker_index if worker is None else worker
-        copies = num_episodes or self.config.num_envs_per_env_runner
-        if num_timesteps:
-            copies = max(1, math.ceil(num_timesteps / self.play.protocol.max_rounds))
+        copies = self.config.num_envs_per_env_runner if num_episodes is None else num_episodes
+        if num_timesteps is not None:
+            copies = math.ceil(num_timesteps / self.play.protocol.max_rounds)
         explore = self.config.explore if explore is None else explore
+        self.evaluated = 0 if force_reset else self.evaluated
+        if copies == 0:
+            self._log(None)
+            return self._called_back([])
         if self.config.in_evaluation:
-            self.evaluated = 0 if force_reset else self.evaluated
             rollout = self.play_evaluation(copies, explore)
         else:
             rollout = self.play_share(self.iteration, worker, copies, explore, past)
@@ -237,19 +263,22 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         """Reduced metrics since the last call, under RLlib's own keys."""
         return self.metrics.reduce()
 
-    def _log(self, rollout: Rollout) -> None:
-        steps = rollout.env_steps()
+    def _log(self, rollout: Rollout | None) -> None:
+        """Counts and means of what was played; None: nothing was. RLlib's evaluation reads the counts of every call."""
+        assert self.play is not None
+        steps, episodes = (0, 0) if rollout is None else (rollout.env_steps(), rollout.num_copies)
         log = self.metrics.log_value
         log(NUM_ENV_STEPS_SAMPLED, steps, reduce="sum")
         log(NUM_ENV_STEPS_SAMPLED_LIFETIME, steps, reduce="lifetime_sum", with_throughput=True)
-        log(NUM_EPISODES, rollout.num_copies, reduce="sum")
-        log(NUM_EPISODES_LIFETIME, rollout.num_copies, reduce="lifetime_sum")
-        assert self.play is not None
-        turns = rollout.turn_BRA.sum((0, 1)).tolist()
-        for agent, count in zip(self.play.protocol.agents, turns, strict=True):
+        log(NUM_EPISODES, episodes, reduce="sum")
+        log(NUM_EPISODES_LIFETIME, episodes, reduce="lifetime_sum")
+        agents = self.play.protocol.agents
+        turns = [0] * len(agents) if rollout is None else rollout.turn_BRA.sum((0, 1)).tolist()
+        for agent, count in zip(agents, turns, strict=True):
             log((NUM_AGENT_STEPS_SAMPLED, agent), count, reduce="sum")
-        log(EPISODE_RETURN_MEAN, float(rollout.reward_BRA.sum()) / rollout.num_copies, window=1)
-        log(EPISODE_LEN_MEAN, steps / rollout.num_copies, window=1)
+        if rollout is not None:
+            log(EPISODE_RETURN_MEAN, rollout.reward_BRA.sum((1, 2)).tolist(), reduce="episode_mean")
+            log(EPISODE_LEN_MEAN, rollout.length_B.tolist(), reduce="episode_mean")
 
     def _choose_device(self) -> torch.device:
         """A remote runner's own GPU if it has a share of one; the local runner plays where the local learner learns."""

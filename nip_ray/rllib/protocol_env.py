@@ -18,15 +18,14 @@ class ProtocolEnv(MultiAgentEnv):
 
     Agents whose turn it is get an observation and are asked to act; actions are flat MultiDiscrete arrays (`Layout`).
     ``reset(options={"id": i, "seed": s})`` starts a given instance with a given episode seed; otherwise both are drawn from the
-    env's generator, which ``reset(seed=...)`` seeds. Rewards of a round go to all agents that have acted so far.
+    env's generator, which ``reset(seed=...)`` seeds; without, copies of the env differ. Rewards of a round go to all agents that have acted so far.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         super().__init__()
         if not config or "experiment" not in config:
             raise ValueError('ProtocolEnv needs config={"experiment": ExperimentConfig(...).model_dump()}')
-        scenario, seed = scenario_of(config["experiment"]), config["experiment"].get("seed", 0)
-        self.single = SinglePlay(scenario, config.get("split", "train"), seed, for_modules=True)
+        self.single = SinglePlay(scenario_of(config["experiment"]), config.get("split", "train"), for_modules=True)
         self.play, self.layouts, self.instances = self.single.play, self.single.layouts, self.single.instances
         self.agents = self.possible_agents = self.single.agents
         self.action_spaces = {agent: gym.spaces.MultiDiscrete(layout.sizes) for agent, layout in self.layouts.items()}

@@ -12,6 +12,8 @@ Decisions that matter here:
   checksums and falls back to the newest good one. A trial whose folder is there already continues, whatever Tune knows of it;
 - what would fail again is not tried again: a config that cannot work and a NaN end the trial with the reason in its last result
   (`failed`). What the surroundings did (a lost process, a full disk) raises, and Tune starts the trial again from its newest checkpoint;
+- Tune counts its own reports from the checkpoint that it knows of, and the run continues from its own newest one. So the run says
+  how far it is: `training_iteration` is the number of reports that its iterations make, also after a restore;
 - a trial that population-based training sends on from another's checkpoint keeps its own rows up to there, and takes the other's for
   iterations that it had not reached itself. `lineage.json` says from whom it continues since when, and with which values.
 """
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune.result import SHOULD_CHECKPOINT
+from ray.tune.result import SHOULD_CHECKPOINT, TRAINING_ITERATION
 
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
@@ -67,8 +69,8 @@ class ExperimentTrainable(tune.Trainable):
         self._silence = give_signs(self.folder.path)
 
     def step(self) -> dict[str, Any]:
-        """The next iterations. Returns the newest figures by their keys in metrics.jsonl, `iteration`, `run_dir`, `done`, and `failed` (the
-        reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when nothing can be written.
+        """The next iterations. Returns the newest figures by their keys in metrics.jsonl, `iteration`, `training_iteration`, `run_dir`, `done`,
+        and `failed` (the reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when nothing can be written.
         """
         if self._broken is not None:
             raise self._broken
@@ -81,9 +83,9 @@ class ExperimentTrainable(tune.Trainable):
                 raise
             except (UserError, TrainingError) as error:
                 return failed(error)
-        before = self.session.saved_at
+        before, size = self.session.saved_at, self.config.get("iterations_per_report", 1)
         try:
-            for _ in range(self.config.get("iterations_per_report", 1)):
+            for _ in range(size):
                 if not self.session.over:
                     self.session.step()
             if self.session.over:
@@ -93,7 +95,8 @@ class ExperimentTrainable(tune.Trainable):
         except TrainingError as error:
             return {**self.session.figures, **failed(error)}
         saved = self.session.saved_at != before
-        return {**self.session.figures, "run_dir": str(self.folder.path), "done": self.session.over, SHOULD_CHECKPOINT: saved}
+        where = {"run_dir": str(self.folder.path), TRAINING_ITERATION: -(-self.session.iteration // size)}
+        return {**self.session.figures, **where, "done": self.session.over, SHOULD_CHECKPOINT: saved}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save the run, and say where it stands."""

@@ -1,5 +1,6 @@
 """The shipped agents: their mathematics against slow references, their state, and that they learn."""
 
+import math
 import pickle
 from typing import Any
 
@@ -122,16 +123,26 @@ def test_a_divergence_ends_an_update_and_moves_the_learning_rate() -> None:
     assert found["adaptive"].learning_rate == pytest.approx(0.01 / 1.5**2)
 
 
-def test_numbers_that_are_not_finite_end_training() -> None:
-    agent: Any = make_agent(PPO, BOX, TWO, 3, 0, 0)
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+@pytest.mark.parametrize(
+    ("shown", "paid", "advice"),
+    [
+        (0.0, math.nan, "the environment gave rewards that are not finite"),
+        (math.nan, 0.0, "the environment gave observations that are not finite"),
+        (math.inf, math.inf, "the environment gave observations and rewards that are not finite"),
+        (1.0, 1e38, "a smaller lr may help"),
+    ],
+)
+def test_numbers_that_are_not_finite_end_training_with_advice_that_fits(name: str, shown: float, paid: float, advice: str) -> None:
+    agent: Any = make_agent(PPO if name == "ppo" else DQN, BOX, TWO, 3, 0, 0)
     agent.enable_training_mode(True)
     nothing = np.zeros(3, dtype=bool)
-    seen = np.zeros((3, 2), dtype=np.float32)
-    for t in range(8):
-        action = agent.act(seen, t, 8)
-        agent.record_transition(Transition(seen, action, np.full(3, np.nan), seen, nothing, nothing, None, {}), t, 8)
-    with pytest.raises(TrainingError, match="not finite"):
-        agent.post_interaction(7, 8)
+    seen = np.full((3, 2), shown, dtype=np.float32)
+    with pytest.raises(TrainingError, match=f"not finite; {advice}"):
+        for t in range(8):
+            action = agent.act(seen, t, 8)
+            agent.record_transition(Transition(seen, action, np.full(3, paid), seen, nothing, nothing, None, {}), t, 8)
+            agent.post_interaction(t, 8)
 
 
 CARTPOLE = EnvironmentSettings()

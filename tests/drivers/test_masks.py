@@ -1,5 +1,6 @@
 """Legal actions and observations of several parts, from the environment to what is learned."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -13,6 +14,7 @@ from nip_ray.drivers.agents.base import legal_of
 from nip_ray.drivers.contract import MASK
 from nip_ray.drivers.environments import Copies, make_environment
 from nip_ray.drivers.loops import SequentialDriver
+from nip_ray.errors import TrainingError
 from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
 from tests.drivers.small import RANDOM, quiet, same
 
@@ -62,6 +64,27 @@ class MaskInInfos(Doors):
     def step(self, action: Any) -> Any:
         seen, *rest, _ = super().step(action)
         return seen["marks"].astype(np.float32), *rest, {MASK: seen[MASK]}
+
+
+class MaskInSteps(gymnasium.Env):
+    """Two buttons of which the first pays 1, and after it the second alone is legal; that either is at first, the infos do not say."""
+
+    observation_space = gymnasium.spaces.Box(0, 2, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    infos: Any = staticmethod(lambda: {MASK: np.array([0, 1], dtype=np.int8)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.turn = 0
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.turn += 1
+        return np.full(1, self.turn, dtype=np.float32), float(self.turn == 1 and action == 0), self.turn == 2, False, self.infos()
+
+
+class MaskAsList(MaskInSteps):
+    infos = staticmethod(lambda: {MASK: [False, True]})
 
 
 def doors(kind: Any, copies: int, mode: str = "same_step") -> Any:
@@ -136,6 +159,72 @@ def test_a_mask_in_the_infos_travels_with_the_observation_it_is_about(mode: str)
         over += terminated.sum()
     assert over > 5
     copies.close()
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("kind", [MaskInSteps, MaskAsList])
+def test_without_a_mask_in_its_infos_a_copy_may_do_anything(kind: Any, mode: str) -> None:
+    """Gymnasium fills the rows of such copies with zeros where others have a mask."""
+    copies = Copies(doors(kind, 3, mode))
+    copies.reset(0, "episodes")
+    assert legal_of(copies.observations) is None
+    for _ in range(6):
+        led_to, _, terminated, *_ = copies.step(np.ones(3, dtype=np.int64))
+        turn = (copies.observations["observation"]).astype(int).tolist()
+        assert copies.observations[MASK].tolist() == [[True, True] if now == [0] else [False, True] for now in turn]
+        assert led_to[MASK].tolist() == [[True, True] if now == [0] else [False, True] for now in led_to["observation"].tolist()]
+        copies.step(np.ones(3, dtype=np.int64))
+    copies.close()
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_mask_in_steps_alone_leaves_the_first_move_free(name: str) -> None:
+    env = doors(MaskInSteps, 16)
+    driver = SequentialDriver(env, agent_for(LEARNERS[name], env), quiet(160))
+    driver.train()
+    assert driver.evaluate(20)["learner_0/return_mean"] > 0.9  # drawing has .5
+    driver.close()
+
+
+class Stuck(Doors):
+    """After the first turn every door is closed."""
+
+    def _seen(self) -> Any:
+        seen = super()._seen()
+        return {**seen, MASK: seen[MASK] * (self.turn == 0)}
+
+
+class StuckInInfos(MaskInSteps):
+    infos = staticmethod(lambda: {MASK: np.zeros(2, dtype=np.int8)})
+
+
+@pytest.mark.parametrize("kind", [Stuck, StuckInInfos])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_copy_without_a_legal_action_ends_training(name: str, kind: Any) -> None:
+    env = doors(kind, 2, "next_step")
+    driver = SequentialDriver(env, agent_for(LEARNERS[name], env), quiet(20))
+    with pytest.raises(TrainingError, match="action_mask forbids every action of copy 0; expected a legal one"):
+        driver.train()
+    driver.close()
+
+
+class OverAtOnce(MaskInSteps):
+    """One turn; after it nothing is legal, and nothing need be."""
+
+    def step(self, action: Any) -> Any:
+        seen, reward, *_ = super().step(action)
+        return seen, reward, True, False, {MASK: np.zeros(2, dtype=np.int8)}
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_stretch_without_a_transition_is_skipped(name: str) -> None:
+    """Every second step only begins the episodes again, and `rollouts: 1` updates after each; an end may have a mask of zeros."""
+    env = doors(OverAtOnce, 4, "next_step")
+    learner = replace(PPO, algorithm=replace(PPO.algorithm, rollouts=1, mini_batches=1)) if name == "ppo" else DQN
+    driver = SequentialDriver(env, agent_for(learner, env), quiet(10))
+    driver.train()
+    assert driver.core.learners[0].statistics.env_steps == 20
+    driver.close()
 
 
 @pytest.mark.parametrize("vectorization", ["auto", "sync"])

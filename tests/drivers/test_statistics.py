@@ -36,3 +36,5 @@ def test_single_numbers_of_infos_are_tags() -> None:
     infos = {"episode": {"speed": np.array([2.5]), "a/b": 3, "each": np.zeros(4), "word": "x"}, "other": 1}
     assert information(infos, "episode") == {"info/speed": 2.5, "a/b": 3.0}
     assert information(infos, "absent") == {}
+    absent = {"episode": {"r": np.array([3.0]), "_r": np.array([True]), "l": np.array([0]), "_l": np.array([False])}}
+    assert information(absent, "episode") == {"info/r": 3.0}, "of the second Gymnasium says that there is none"

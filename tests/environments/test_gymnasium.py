@@ -78,6 +78,21 @@ def test_a_label_and_a_seed_choose_the_instances(run: Path) -> None:
     assert not labels[drawn(3)].any()
 
 
+def test_unseeded_copies_play_different_episodes_and_seeded_ones_the_same(run: Path) -> None:
+    """As Gymnasium's own environments; SB3 and `make_vec` seed none by themselves."""
+
+    def played(seed: int | None) -> list[Any]:
+        env = seat(run, "prover1")
+        shown = [env.reset(seed=seed)[1]["instance"], *(env.reset()[1]["instance"] for _ in range(5))]
+        return [*shown, torch.rand(2, generator=env.noise).tolist()]
+
+    first, second = played(None), played(None)
+    assert first[:-1] != second[:-1]
+    assert first[-1] != second[-1], "the other agents' actions"
+    for seed in (3, True, 2**70):
+        assert played(seed) == played(seed)
+
+
 def test_masks_are_told_flat(run: Path) -> None:
     env = seat(run, "verifier", render_mode="ansi")
     seen, _ = env.reset(seed=0)
@@ -127,6 +142,7 @@ def of_language_models(folder: Path) -> Path:
         (lambda run, new: seat(of_language_models(new)), ".*the agents of this run are language models, which have no networks"),
         (lambda run, new: begun(run).step([0, 0, 0, 0, 0]), "prover0: got the action .*, expected a whole number below"),
         (lambda run, new: ended(run).step(0), "step: the episode is over, reset"),
+        (lambda run, new: seat(run).step(0), "step: no episode has begun, expected a call of reset"),
     ],
 )
 def test_bad_input_is_one_clear_line(run: Path, tmp_path: Path, call: Any, said: str) -> None:

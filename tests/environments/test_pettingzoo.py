@@ -9,6 +9,7 @@ import numpy as np
 import pettingzoo
 import pytest
 import torch
+from gymnasium import spaces
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
 import nip_ray.pettingzoo as zoo
@@ -134,6 +135,31 @@ def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None
             env.step({agent: env.action_space(agent).sample(env.observe(agent)["action_mask"]) for agent in env.agents})
 
 
+@pytest.mark.parametrize("name", ["message_game", "graph_isomorphism_debate", "kuhn_poker"])
+def test_unseeded_copies_play_different_episodes(name: str) -> None:
+    def played() -> list[int]:
+        env = zoo.parallel(config)
+        return [env.reset()[1][env.agents[0]]["instance"] for _ in range(20)]
+
+    config = dict(zoo.IDS[f"nip_ray/{name}-v0"])
+    if name.startswith("graph"):
+        config["scenario"] = {**config["scenario"], "data": dict(num_train=40, num_test=10)}
+    assert played() != played()
+
+
+@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
+def test_spaces_are_of_kinds_that_every_library_reads(config: ExperimentConfig) -> None:
+    """skrl reads neither MultiBinary nor Text, and asks for the spaces of masks too."""
+
+    def kinds(space: Any) -> set[str]:
+        parts = space.values() if isinstance(space, spaces.Dict) else space.spaces if isinstance(space, spaces.Tuple) else ()
+        return {type(space).__name__}.union(*map(kinds, parts))
+
+    env = zoo.parallel(config)
+    found = set().union(*(kinds(made(agent)) for agent in env.possible_agents for made in (env.observation_space, env.action_space)))
+    assert found <= {"Box", "Discrete", "MultiDiscrete", "Dict", "Tuple"}
+
+
 def test_an_illegal_choice_counts_as_the_first_legal_one_and_is_told() -> None:
     config = experiment_of(dict(protocol=dict(name="bisection", max_rounds=5), scenario=CHAINS))  # prover0 says 0 or 1, of five symbols
     env = zoo.parallel(config)
@@ -196,6 +222,7 @@ def test_registered_ids_are_of_every_protocol_that_ships() -> None:
         (lambda: begun().step({"player0": 0, "dealer": 0}), "step: there are actions of dealer, expected only player0, player1"),
         (lambda: begun().step({"player1": 0}), "player0: it is its turn and there is no action of it, expected a whole number below 2"),
         (lambda: begun().step({"player0": 2}), "player0: got the action 2, expected a whole number below 2"),
+        (lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"]).step({}), "step: no episode has begun, expected a call of reset"),
         (lambda: begun().step({"player0": 0.5}), "player0: got the action 0.5, expected"),
     ],
 )

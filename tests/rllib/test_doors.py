@@ -88,6 +88,18 @@ def test_both_doors_give_the_same_episodes(config: ExperimentConfig) -> None:
         assert len(lengths) > 1, "some copies should end early, or this test shows little"
 
 
+def test_unseeded_copies_play_different_episodes() -> None:
+    """Stock RLlib seeds environments only where `config.seed` is set, and makes one for each copy of each runner."""
+    first, second = env_of(experiment(GAMES[0])), env_of(experiment(GAMES[0]))
+
+    def played(env: ProtocolEnv, seed: int | None) -> list[int]:
+        env.reset(seed=seed)
+        return [int(env.play.id_B[0]) for _ in range(20) if env.reset()]
+
+    assert played(first, None) != played(second, None)
+    assert played(first, 4) == played(second, 4)
+
+
 def drawn(env: ProtocolEnv, agent: str, seen: Any) -> Any:
     """A random action that is legal."""
     mask = (np.asarray(seen["legal"], dtype=np.int8),) if "legal" in seen else None

@@ -10,6 +10,7 @@ from ray._common.deprecation import DEPRECATED_VALUE
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.tune.result import STDERR_FILE, STDOUT_FILE
 
 from nip_ray.errors import UserError
@@ -96,6 +97,37 @@ def test_evaluation_plays_held_out_instances(interval: int | None) -> None:
         assert len(set(Watched.played[1])) == 5
         assert again["episode_return_mean"] == found["episode_return_mean"]
         assert distance(weights(algorithm), trained(message_game(), 1)) == 0
+    finally:
+        algorithm.stop()
+
+
+@pytest.mark.parametrize("none", [{"num_episodes": 0}, {"num_timesteps": 0}])
+def test_a_runner_without_a_share_plays_nothing(none: dict[str, int]) -> None:
+    """RLlib's evaluation gives 0 to runners when there are more of them than episodes, and reads their counts."""
+    algorithm: Any = config_of().build_algo()
+    try:
+        assert algorithm.env_runner.sample(**none) == []
+        found = algorithm.env_runner.get_metrics()
+        assert (found["num_episodes"].peek(), found["num_env_steps_sampled"].peek()) == (0, 0)
+        assert sum(map(len, algorithm.env_runner.sample(num_episodes=3))) == 3
+    finally:
+        algorithm.stop()
+
+
+def test_means_of_unequal_shares_are_means_over_episodes() -> None:
+    algorithm: Any = config_of().build_algo()
+    try:
+        runner, returns, parts = algorithm.env_runner, [], []
+        for share in (7, 1, 0, 2):
+            returns += [gain for sample in runner.sample(num_episodes=share) for gain in sample.rollout.reward_BRA.sum((1, 2)).tolist()]
+            parts.append(runner.get_metrics())
+        root = MetricsLogger(root=True)
+        root.aggregate(parts[:2], key="env_runners")
+        root.aggregate(parts[2:], key="env_runners")
+        found = root.reduce()["env_runners"]
+        assert float(found["episode_return_mean"]) == pytest.approx(sum(returns) / 10)
+        assert len({sum(returns[:7]) / 7, returns[7], sum(returns[8:]) / 2}) > 1
+        assert found["num_episodes"] == 10
     finally:
         algorithm.stop()
 

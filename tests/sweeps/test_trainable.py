@@ -109,6 +109,20 @@ def test_a_trial_whose_process_was_lost_goes_on_from_its_newest_checkpoint(root:
     assert rows(root / "lost") == rows(root / "donor")
 
 
+def test_tunes_counter_is_that_of_the_run_after_a_restore(root: Path, tmp_path: Path) -> None:
+    """Tune's newest checkpoint is of iteration 1, the run's own of 3: schedulers and `stop` compare by the former's counter."""
+    with trial(root, "lost", values=LR) as made:
+        first = made.train()
+        made.save(str(tmp_path / "tunes"))
+        counted = [(result["iteration"], result["training_iteration"]) for result in (first, made.train(), made.train())]
+    with trial(root, "lost", values=LR) as made:
+        made.restore(str(tmp_path / "tunes"))
+        counted += [(result["iteration"], result["training_iteration"]) for result in (made.train(), made.train())]
+    assert counted == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
+    with trial(root, "thirds", values={**LR, "iterations": 4}, iterations_per_report=3) as made:
+        assert [made.train()["training_iteration"] for _ in range(2)] == [1, 2]
+
+
 def test_a_finished_trial_that_starts_again_trains_no_more(root: Path) -> None:
     with trial(root, "donor", values={**LR, "iterations": 4}) as made:
         result = made.step()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from nip_ray.drivers.contract import MASK, Rows, Tracker, Transition
-from nip_ray.errors import UserError
+from nip_ray.errors import TrainingError, UserError
 
 
 class BaseAgent:
@@ -69,6 +69,15 @@ class BaseAgent:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self.tracker.load_state_dict(state["tracked"])
+
+
+def refuse_not_finite(what: str, figures: Any, **seen: np.ndarray) -> None:
+    """Raise TrainingError where `figures` of `what` are not finite. seen: what they were made of, by name."""
+    if np.isfinite(figures).all():
+        return
+    broken = " and ".join(name for name, values in seen.items() if not np.isfinite(values).all())
+    advice = f"the environment gave {broken} that are not finite" if broken else "a smaller lr may help"
+    raise TrainingError(f"{what} is not finite; {advice}")
 
 
 def _rebuilt(kind: type, arguments: tuple[Any, ...], training: bool, state: Mapping[str, Any]) -> Any:

@@ -14,10 +14,10 @@ import gymnasium
 import numpy as np
 import torch
 
-from nip_ray.drivers.agents.base import BaseAgent, copies_of_weights, encoder, legal_of, put_weights
+from nip_ray.drivers.agents.base import BaseAgent, copies_of_weights, encoder, legal_of, put_weights, refuse_not_finite
 from nip_ray.drivers.contract import Rows, Transition
 from nip_ray.drivers.networks import mlp
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import UserError
 from nip_ray.learning.dqn import epsilon_greedy, greedy, taken, td_loss, td_target, update_target
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
 from nip_ray.learning.replay import Field, Replay
@@ -132,7 +132,9 @@ class DQNAgent(BaseAgent):
             total += loss.item()
         self.updates += 1
         if not np.isfinite(total):
-            raise TrainingError(f"the loss of DQN's update {self.updates} is not finite; a smaller lr may help")
+            kept = self.replay.state_dict()["ring"]["rows"]
+            shown = torch.cat([kept["observation"], kept["next_observation"]])
+            refuse_not_finite(f"the loss of DQN's update {self.updates}", total, observations=shown.numpy(), rewards=kept["reward"].numpy())
         self.track_data("value_loss", total / steps)
         self.track_data("exploration", self.exploration(timestep, timesteps))
 

@@ -7,7 +7,8 @@ Decisions that matter here:
 - a terminated episode has no value after its end, a truncated one has that of the observation it led to, and so has the last step of a
   stretch. Steps that are no transitions are not learned from;
 - illegal actions have probability 0 in play and in learning, so that ratios and entropies are about legal ones;
-- every epoch shuffles all transitions. Advantages are normalised over the whole stretch.
+- every epoch shuffles all transitions. Advantages are normalised over the whole stretch. Of a stretch without any, all copies beginning an
+  episode, nothing is learned.
 """
 
 from collections.abc import Mapping
@@ -18,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nip_ray.drivers.agents.base import BaseAgent, copies_of_weights, encoder, legal_of, put_weights
+from nip_ray.drivers.agents.base import BaseAgent, copies_of_weights, encoder, legal_of, put_weights, refuse_not_finite
 from nip_ray.drivers.contract import Rows, Transition, arrays
 from nip_ray.drivers.networks import head_for, mlp
-from nip_ray.errors import TrainingError
 from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
 from nip_ray.learning.policy_gradient import critic, next_lr, normalise, objective, own_turn_advantages
@@ -142,9 +142,15 @@ class PPOAgent(BaseAgent):
         """Learn from what is stored, and forget it. Raises TrainingError where a loss or gradient is not finite."""
         used_lr = self.learning_rate * (1 - timestep / timesteps if self.settings.anneal_lr else 1)
         self._optimizer.set_learning_rate(used_lr)
+        if self._buffers["valid"][: self._filled].any():
+            self._learn(used_lr)
+        self.updates, self._filled, self._noise = self.updates + 1, 0, None
+
+    def _learn(self, used_lr: float) -> None:
         figures = torch.stack(self._epochs(self._batch())).mean(0).tolist()
-        if not np.isfinite(figures).all():
-            raise TrainingError(f"the losses of PPO's update {self.updates} are not finite; a smaller lr may help")
+        stored = {name: buffer[: self._filled] for name, buffer in self._buffers.items()}
+        shown = np.stack([stored["observation"], stored["next_observation"]])
+        refuse_not_finite(f"a loss of PPO's update {self.updates}", figures, observations=shown, rewards=stored["reward"])
         found = {**dict(zip(_FIGURES, figures, strict=True)), "learning_rate": used_lr}
         if self._head.log_std is not None:
             found["standard_deviation"] = float(self._head.log_std.detach().exp().mean())
@@ -152,7 +158,6 @@ class PPOAgent(BaseAgent):
             self.track_data(tag, value)
         if self.settings.kl_target is not None:
             self.learning_rate = next_lr(self.learning_rate, found["kl"], self._losses)
-        self.updates, self._filled, self._noise = self.updates + 1, 0, None
 
     @torch.no_grad()
     def _batch(self) -> dict[str, Tensor]:

@@ -57,10 +57,10 @@ class Games:
         high = 1.0 if settings.scale_observation or settings.scale_state else rules.LARGEST
         shown: dict[str, spaces.Space[Any]] = {
             "points": spaces.Box(-1.0, high, (settings.max_points, settings.dimension), np.float32),
-            "action_mask": spaces.MultiBinary(self.actions),
+            "action_mask": spaces.Box(0, 1, (self.actions,), np.int8),
         }
         if self.role == "agent":
-            shown["choice"] = spaces.MultiBinary(settings.dimension)
+            shown["choice"] = spaces.Box(0, 1, (settings.dimension,), np.int8)
         return spaces.Dict(shown)
 
     @property
