@@ -163,7 +163,7 @@ def test_a_replaced_guess_reads_as_the_true_verdict(scale: str, form: str) -> No
     dialogue = talked(scenario, 2)
     for label in (REJECT, ACCEPT):
         chat, _ = scenario.training_chat(talked(scenario, 3), "verifier", 2)
-        assert chat == scenario.chat(dialogue, "verifier")
+        assert chat == scenario.fenced_chat(dialogue, "verifier")
         parsed = scenario.parse(dialogue, "verifier", scenario.verdict_text(label))
         assert (parsed.decision, parsed.confidence) == (label, float(label))
 
