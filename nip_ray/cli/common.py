@@ -1,6 +1,7 @@
 """What the files of verbs share: the application they register with, common options, errors as exit codes, and printing."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,6 +152,16 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the code (plugins) that run folders name, also of folders that were made elsewhere.")
+    ] = False,
 ) -> None:
     """Options of `nip-ray` itself."""
+    if trust:
+        from nip_ray.config.plugins import TRUST
+
+        before = os.environ.get(TRUST)
+        os.environ[TRUST] = "1"  # workers read it, too
+        ctx.call_on_close(lambda: os.environ.pop(TRUST) if before is None else os.environ.update({TRUST: before}))
