@@ -202,6 +202,7 @@ class Session:
         """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody. Raises UserError when
         it cannot be kept.
         """
+        text = Redactor()(text)
         say(f"warning: {text}")
         path = self.folder.path / WARNINGS
         try:

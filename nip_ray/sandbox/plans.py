@@ -16,6 +16,7 @@ from functools import cache
 from typing import Literal
 
 from nip_ray.errors import UserError
+from nip_ray.progress import say
 from nip_ray.sandbox.launch import Job, SandboxFailure, execute
 from nip_ray.settings.sandbox import SandboxSettings
 
@@ -59,7 +60,7 @@ def plan_for(isolation: Literal["auto", "process", "namespaces"]) -> Plan:
 @cache
 def _fallen_back(why: str) -> Plan:
     reason = " ".join(why.split())
-    print(f"sandbox: programs run at the level process: namespaces do not work here ({reason}); see docs/sandbox.md", file=sys.stderr)
+    say(f"sandbox: programs run at the level process: namespaces do not work here ({reason}); see docs/sandbox.md")
     return plan_for("process")
 
 
