@@ -134,8 +134,7 @@ def say_stage(text: str, quiet: bool) -> None:
 class BestEffort(io.TextIOBase):
     """A text stream that loses what cannot be written. stream: None for one that was closed before the process began.
 
-    needed: for output that is what a command is for; the first loss raises UserError (to a reader who has gone away BrokenPipeError), and
-    what is left in buffers is no second error at exit.
+    needed: for output that is what a command is for; a loss raises UserError, or BrokenPipeError where the reader has gone away.
     """
 
     def __init__(self, stream: TextIO | None, needed: bool = False) -> None:
@@ -146,7 +145,7 @@ class BestEffort(io.TextIOBase):
     def write(self, text: str) -> int:
         """All of `text` counts as written."""
         try:
-            if self._stream is not None:
+            if self._stream is not None and text != "":  # nothing is written to find out whether a stream takes text
                 self._stream.write(text)
         except (OSError, ValueError) as error:
             self._lost(error)
@@ -194,10 +193,9 @@ class BestEffort(io.TextIOBase):
         return getattr(self._stream, name)
 
     def _lost(self, error: OSError | ValueError) -> None:
-        needed, self._needed = self._needed, False
-        if needed and isinstance(error, BrokenPipeError):
+        if self._needed and isinstance(error, BrokenPipeError):
             raise error
-        if needed:
+        if self._needed:
             raise UserError(f"standard output cannot be written ({getattr(error, 'strerror', None) or 'it is closed'})") from None
 
 

@@ -83,8 +83,13 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds wherever it is."""
+    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds wherever it is. Within
+    another such block: nothing, the other one's end counts.
+    """
     global _finishing
+    if _finishing:
+        yield
+        return
     _finishing = True
     try:
         yield

@@ -25,7 +25,8 @@ from nip_ray.errors import UserError
 
 TRUST = "NIP_RAY_TRUST"
 """Set to 1 to import what any run folder names; `nip-ray --trust VERB ...` does."""
-_named: set[str] = set()
+_known: set[str] = set()
+"""Code that this process may import for a run folder."""
 _PREFIX = "nip_ray_plugin_"  # of the modules of plugin files; the rest is a hash of the path
 
 
@@ -58,7 +59,7 @@ def code_in(data: Mapping[str, Any]) -> list[str]:
 def know(code: Iterable[str], keep: bool = False) -> None:
     """Let run folders name this code from now on in this process. keep: and in later ones of this user, as far as a list can be kept."""
     added = set(map(_absolute, code))
-    _named.update(added)
+    _known.update(added)
     if keep and (new := added - _kept()):
         with suppress(OSError):
             _list().parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ def know(code: Iterable[str], keep: bool = False) -> None:
 
 def refuse_unknown(data: Mapping[str, Any], name: str) -> None:
     """Raises UserError where a run folder, whose config is `data`, names code that is not known. name: how messages call the file."""
-    unknown = [one for one in code_in(data) if _absolute(one) not in _named]
+    unknown = [one for one in code_in(data) if _absolute(one) not in _known]
     if unknown and os.environ.get(TRUST) != "1" and (unknown := [one for one in unknown if _absolute(one) not in _kept()]):
         raise UserError(
             f"{name}: names code to import ({', '.join(unknown)}) that no run on this machine has used; if you trust whoever made this "

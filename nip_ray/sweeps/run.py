@@ -329,7 +329,7 @@ def _ended_by_sigterm() -> Iterator[list[int]]:
         yield came
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager
