@@ -1,6 +1,7 @@
 """The one exception that means "the user can mend this": its message names what was wrong, where, and what would be right.
 
-Beside it those that end a training, and the import of optional libraries.
+Beside it those that end a training, and the import of optional libraries. Messages may quote what a plugin or a library has raised, so
+they are shown without the values of secret variables (`nip_ray.secrets`).
 """
 
 import importlib
@@ -13,11 +14,14 @@ class UserError(Exception):
     """
 
     def __str__(self) -> str:
-        return "; ".join(map(str, self.args))
+        return _without_secrets("; ".join(map(str, self.args)))
 
 
 class TrainingError(Exception):
     """Training itself went wrong (a NaN, a lost learner). What was saved before stays valid; the command line exits with 1."""
+
+    def __str__(self) -> str:
+        return _without_secrets(super().__str__())
 
 
 class LearnerLost(TrainingError):
@@ -32,3 +36,9 @@ def require(module: str, extra: str) -> ModuleType:
         if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
             raise  # the library is there and lacks one of its own
         raise UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'") from None
+
+
+def _without_secrets(text: str) -> str:
+    from nip_ray.secrets import Redactor
+
+    return Redactor()(text)

@@ -3,15 +3,22 @@
 Decisions that matter here:
 - where there is no terminal a line comes at each stage, at each evaluation and every `LINE_S` seconds: so a log tells a run that works from
   one that hangs, and stays short;
-- in a terminal the figures have a line of their own: iteration, total and time left are there however narrow it is.
+- in a terminal the figures have a line of their own: iteration, total and time left are there however narrow it is;
+- all of it is best effort: a terminal that was closed, a pipe without a reader or a full disk ends nothing.
 """
 
+import errno
+import io
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
+
+from nip_ray.errors import UserError
+from nip_ray.secrets import Redactor
 
 LINE_S = 30.0
 """Seconds between two lines, where nothing else asks for one."""
@@ -37,7 +44,7 @@ def progress_line(name: str, start: int, total: int, quiet: bool, unit: str = "i
     """Yields ``report(done, figures)``. name: of the run. unit: what is counted, from `start` to `total`."""
     if quiet:
         yield lambda done, figures: None
-    elif sys.stderr.isatty():
+    elif BestEffort(sys.stderr).isatty():
         with _bar(f"{name[:_NAME_COLUMNS]} {unit}", start, total) as report:
             yield report
     else:
@@ -60,7 +67,7 @@ def _bar(title: str, start: int, total: int) -> Iterator[Report]:
             yield Text(self.figures, no_wrap=True, overflow="ellipsis")
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    with Bar(*columns, console=Console(file=BestEffort(sys.stderr))) as bar:
         task = bar.add_task(title, total=total, completed=start)
 
         def report(done: int, figures: dict[str, Any]) -> None:
@@ -114,11 +121,89 @@ def _shown(value: float | str | None) -> str:
 
 
 def say(text: str) -> None:
-    """One line on stderr, for what a user should know of a run."""
-    print(text, file=sys.stderr, flush=True)
+    """One line on stderr, without secrets, for what a user should know of a run."""
+    print(Redactor()(text), file=BestEffort(sys.stderr), flush=True)
 
 
 def say_stage(text: str, quiet: bool) -> None:
     """The same for what a run begins to do."""
     if not quiet:
         say(text)
+
+
+class BestEffort(io.TextIOBase):
+    """A text stream that loses what cannot be written. stream: None for one that was closed before the process began.
+
+    needed: for output that is what a command is for; a loss raises UserError, or BrokenPipeError where the reader has gone away.
+    """
+
+    def __init__(self, stream: TextIO | None, needed: bool = False) -> None:
+        super().__init__()
+        self._stream: Any = stream._stream if isinstance(stream, BestEffort) else stream
+        self._needed = needed
+
+    def write(self, text: str) -> int:
+        """All of `text` counts as written."""
+        try:
+            if self._stream is not None and text != "":  # nothing is written to find out whether a stream takes text
+                self._stream.write(text)
+        except (OSError, ValueError) as error:
+            self._lost(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """As far as it goes."""
+        try:
+            if self._stream is not None:
+                self._stream.flush()
+        except (OSError, ValueError) as error:
+            self._lost(error)
+
+    def isatty(self) -> bool:
+        """Whether a terminal is there to be written to."""
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except ValueError:  # closed
+            return False
+
+    def fileno(self) -> int:
+        """The stream's. Raises OSError where it has none."""
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    @property
+    def errors(self) -> str:  # type: ignore[override]
+        """How the stream takes what its encoding lacks."""
+        return getattr(self._stream, "errors", None) or "backslashreplace"
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the stream has, such as its `buffer`."""
+        if name.startswith("_") or self._stream is None:
+            raise AttributeError(name)
+        return getattr(self._stream, name)
+
+    def _lost(self, error: OSError | ValueError) -> None:
+        if self._needed and isinstance(error, BrokenPipeError):
+            raise error
+        if self._needed:
+            raise UserError(f"standard output cannot be written ({getattr(error, 'strerror', None) or 'it is closed'})") from None
+
+
+def open_standard_files() -> None:
+    """Put the null device where the process was started without stdin, stdout or stderr: the next file that it opens would stand there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

@@ -1,7 +1,7 @@
 """Keeps the values of secret environment variables out of logs, files and messages.
 
 Decisions that matter here:
-- a secret is the value of a variable whose name says so, or that was named to us; values are looked up when they are needed, so
+- a secret is the value of a variable whose name says so, or that was named to us or read as a key (`secret`); values are looked up when they are needed, so
   that a variable set later counts too. Values shorter than 8 characters are let through: they would blot out ordinary words;
 - the filter formats a record before it cleans it, tracebacks included, so that nothing slips through an argument or a cause.
 """
@@ -21,11 +21,13 @@ MIN_LENGTH = 8
 _SECRET_NAME = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:$|_)", re.IGNORECASE)
 _UNSENT = re.compile(r"[^\x21-\x7e]")
 _plain = logging.Formatter()
+_read: set[str] = set()
 
 
 def secret(variable: str, owner: str) -> str:
     """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not set, or holds what no
     request can carry."""
+    _read.add(variable)
     value = os.environ.get(variable, "").strip()
     if not value:
         raise UserError(f"${variable} is not set; it must hold the key of {owner} (any text for a service that asks for none)")
@@ -44,12 +46,10 @@ class Redactor(logging.Filter):
 
     def secrets(self) -> list[str]:
         """The values to hide, as they are and as they stand in addresses; the longest first, so that none is left in half."""
-        values = [
-            value for name, value in os.environ.items() if (name in self._named or _SECRET_NAME.search(name)) and len(value) >= MIN_LENGTH
-        ]
-        return sorted(
-            {form for value in values for form in (value, quote(value, safe="", errors="surrogateescape"))}, key=len, reverse=True
-        )
+        named = self._named | _read
+        values = [value.strip() for name, value in os.environ.items() if name in named or _SECRET_NAME.search(name)]
+        forms = {form for value in values if len(value) >= MIN_LENGTH for form in (value, quote(value, safe="", errors="surrogateescape"))}
+        return sorted(forms, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         """`text` without secrets."""

@@ -182,7 +182,7 @@ def _role(settings: LanguageAgentSettings) -> vf.AgentConfig:
 def _row(game: Game, item: Any, number: int) -> ProofData:
     """With what the verifier, or the first player, is shown at first, for readers."""
     scenario, seed = game.scenario, game.task(item, number, epoch=1).seed
-    shown = shape_chat(scenario.chat(Dialogue(item, seed), scenario.protocol.viewpoint), "alternating")
+    shown = shape_chat(scenario.fenced_chat(Dialogue(item, seed), scenario.protocol.viewpoint), "alternating")
     return ProofData(id=str(item.id), prompt=shown, item=game.kind.write_item(item), seed=seed)
 
 

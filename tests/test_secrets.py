@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nip_ray.secrets import HIDDEN, Redactor
+from nip_ray.config.load import apply_overrides
+from nip_ray.config.plugins import import_plugins
+from nip_ray.config.yaml_text import parse_yaml
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.progress import say
+from nip_ray.secrets import HIDDEN, Redactor, secret
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.dialogues.records import RecordedChat
@@ -105,3 +110,25 @@ def test_records_are_cleaned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert API_KEY not in log.getvalue()
     assert log.getvalue().count(HIDDEN) == 2
     assert "RuntimeError: outer" in log.getvalue()
+
+
+def test_errors_that_quote_others_hide_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plugin, YAML, `--set`; and a variable of any name once it was read as a key."""
+    key = "sk-plugin-4f81c2d9"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    (plugin := tmp_path / "own.py").write_text("import os\nraise RuntimeError('boom ' + os.environ['OPENAI_API_KEY'])\n")
+    with pytest.raises(UserError) as caught:
+        import_plugins([str(plugin)])
+    assert f"RuntimeError: boom {HIDDEN}" in str(caught.value)
+    for made in (lambda: parse_yaml(f"a: !{key} x", "c.yaml"), lambda: apply_overrides({}, [f"{key}"])):
+        with pytest.raises(UserError) as caught:
+            made()
+        assert key not in str(caught.value)
+        assert HIDDEN in str(caught.value)
+    assert str(TrainingError(f"lost {key}")) == f"lost {HIDDEN}"
+    say(f"warning: {key}")
+    assert capsys.readouterr().err == f"warning: {HIDDEN}\n"
+    monkeypatch.setenv("MINE", "a-plain-name-9d2")
+    assert str(UserError("a-plain-name-9d2")) == "a-plain-name-9d2"
+    secret("MINE", "a service")
+    assert str(UserError("a-plain-name-9d2")) == HIDDEN

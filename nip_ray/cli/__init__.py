@@ -9,7 +9,16 @@ Decisions that matter here:
   verbs in `--help`.
 """
 
+import os
+import signal
+import sys
+from types import FrameType, TracebackType
+
+from nip_ray.cli import common
 from nip_ray.cli.common import app
+from nip_ray.errors import UserError
+from nip_ray.progress import BestEffort, open_standard_files
+from nip_ray.secrets import Redactor
 
 # isort: off
 from nip_ray.cli import train, evaluate, text, folder, report, export, sweep, run, play, new, tools, data  # noqa: F401
@@ -20,4 +29,32 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """The entry point of `nip-ray`."""
-    app(prog_name="nip-ray")
+    open_standard_files()
+    sys.stdout, sys.stderr = BestEffort(sys.stdout, needed=True), BestEffort(sys.stderr)
+    common.end_at_once = _end_at_next_signal
+    sys.excepthook = _show
+    try:
+        app(prog_name="nip-ray")
+    except KeyboardInterrupt:  # outside of every verb's own care: one that came a moment after another
+        raise SystemExit(130) from None
+    except UserError as error:  # stdout cannot be written, where no verb was at work
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+    finally:
+        sys.stdout = BestEffort(sys.stdout)  # what is left in its buffer is no error at exit
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback, which may quote a key."""
+    sys.stderr.write(Redactor().traceback(error))
+
+
+def _end_at_next_signal(code: int) -> None:
+    """Let signals that come while an interrupted process ends finish it, without a traceback of whatever it is at."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        os._exit(code)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)

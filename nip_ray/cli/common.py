@@ -1,12 +1,13 @@
 """What the files of verbs share: the application they register with, common options, errors as exit codes, and printing."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from pathlib import Path
 from shlex import quote
-from signal import SIGINT
+from signal import SIGINT, Signals
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from typer.core import TyperCommand
 
 from nip_ray.cli.complete import config_keys, run_folders
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.progress import BestEffort
 
 app = typer.Typer(
     name="nip-ray",
@@ -62,9 +64,21 @@ def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     except TrainingError as error:
         raise exit_with(f"error: {error}", 1) from None
     except KeyboardInterrupt as interrupt:
-        folder, signum = run_dir(), getattr(interrupt, "signum", SIGINT)
+        signum = getattr(interrupt, "signum", SIGINT)
+        if end_at_once is not None:
+            end_at_once(128 + signum)
+        folder = run_dir()
         hint = f", `nip-ray resume {quote(str(folder))}` continues it" if folder is not None and is_run(folder) else ""
-        raise exit_with(f"{'interrupted' if signum == SIGINT else 'stopped by SIGTERM'}{hint}", 128 + signum) from None
+        raise exit_with(f"{how_ended(signum)}{hint}", 128 + signum) from None
+
+
+end_at_once: Callable[[int], None] | None = None
+"""What makes any further signal end the process without another word, with this exit code; set where the process is ours."""
+
+
+def how_ended(signum: int) -> str:
+    """What is said of a run that this signal ended."""
+    return "interrupted" if signum == SIGINT else f"stopped by {Signals(signum).name}"
 
 
 def exit_with(message: str, code: int) -> typer.Exit:
@@ -104,7 +118,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: 
         table.add_column(name, justify="left" if column in words else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else width).print(table)
+    shown = sys.stdout is not None and sys.stdout.isatty()
+    Console(file=sys.stdout or BestEffort(None), width=None if shown else width).print(table)
+
+
+def for_people() -> AbstractContextManager[Any]:
+    """While this holds, what stdout does not take is lost: for what a run says at its end, which its folder has."""
+    return redirect_stdout(BestEffort(sys.stdout))
 
 
 def print_json(value: Any) -> None:
@@ -136,7 +156,7 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(file=BestEffort(sys.stderr)), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -151,6 +171,16 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the code (plugins) that run folders name, also of folders that were made elsewhere.")
+    ] = False,
 ) -> None:
     """Options of `nip-ray` itself."""
+    if trust:
+        from nip_ray.config.plugins import TRUST
+
+        before = os.environ.get(TRUST)
+        os.environ[TRUST] = "1"  # workers read it, too
+        ctx.call_on_close(lambda: os.environ.pop(TRUST) if before is None else os.environ.update({TRUST: before}))

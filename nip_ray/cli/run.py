@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import Quiet, Settings, app, errors, is_run, number, print_table
+from nip_ray.cli.common import Quiet, Settings, app, errors, for_people, is_run, number, print_table
 
 
 @app.command()
@@ -42,5 +42,6 @@ def resume_run(run_dir: Path, iterations: int | None, settings: Sequence[str], q
 
 def _print_result(run_dir: Path, metrics: Mapping[str, Any], quiet: bool) -> None:
     if not quiet:
-        print_table(["", ""], [[key, number(value)] for key, value in metrics.items() if key.startswith("eval")])
-        typer.echo(f"run     {run_dir}")
+        with for_people():
+            print_table(["", ""], [[key, number(value)] for key, value in metrics.items() if key.startswith("eval")])
+            typer.echo(f"run     {run_dir}")

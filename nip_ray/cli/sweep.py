@@ -5,12 +5,11 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from shlex import quote
-from signal import SIGINT
 from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import AsJson, ConfigCommand, Quiet, Settings, app, errors, exit_with, print_json, print_table
+from nip_ray.cli.common import AsJson, ConfigCommand, Quiet, Settings, app, errors, exit_with, for_people, how_ended, print_json, print_table
 from nip_ray.errors import UserError
 
 
@@ -53,8 +52,7 @@ def sweep(
                 result = (resume_as if or_resume and folder.exists() else run_sweep)(spec, folder, quiet=quiet)
         _print_sweep(result, as_json, quiet)
         if result.interrupted:
-            how = "interrupted" if result.interrupted == SIGINT else "stopped by SIGTERM"
-            raise exit_with(f"{how}, `nip-ray sweep --resume {quote(str(result.folder))}` continues it", 128 + result.interrupted)
+            raise exit_with(f"{how_ended(result.interrupted)}, `nip-ray sweep --resume {quote(str(result.folder))}` continues it", 128 + result.interrupted)
 
 
 def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:
@@ -64,9 +62,10 @@ def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:
     if as_json:
         print_json({"folder": str(result.folder), **summary.as_json(result.summary)})
     elif not quiet:
-        header, rows = summary.table_rows(result.summary)
-        print_table(header, rows)
-        typer.echo(summary.headline(result.summary))
-        for name, file in (("sweep", ""), ("best", "best"), ("page", "sweep.html")):
-            if (result.folder / file).exists():
-                typer.echo(f"{name:6}{result.folder / file}")
+        with for_people():
+            header, rows = summary.table_rows(result.summary)
+            print_table(header, rows)
+            typer.echo(summary.headline(result.summary))
+            for name, file in (("sweep", ""), ("best", "best"), ("page", "sweep.html")):
+                if (result.folder / file).exists():
+                    typer.echo(f"{name:6}{result.folder / file}")

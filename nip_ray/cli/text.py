@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from nip_ray.cli.common import AsJson, RunDir, app, check_run_dir, errors, number, print_json, print_table
+from nip_ray.cluster.interrupts import interruptible
 from nip_ray.errors import UserError
 
 
@@ -50,7 +51,7 @@ def serve_model(
     ] = None,
 ) -> None:
     """Serve a local language model through an OpenAI-compatible API: chat, files, fine-tuning jobs."""
-    with errors():
+    with errors(), interruptible():
         if model is not None and not (model / "config.json").is_file():
             raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")
         if engine not in ("auto", "torch", "vllm"):

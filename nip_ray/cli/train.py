@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, Settings, app, check_run_dir, errors, is_run, number, print_table
+from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, Settings, app, check_run_dir, errors, for_people, is_run, number, print_table
 from nip_ray.cli.complete import config_keys
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.errors import UserError
@@ -138,8 +138,12 @@ def _free_run_dir(name: str, seed: int) -> Path:
 
 def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], quiet: bool) -> None:
     """What a run ends with: its last evaluation, the sentence of its report, and where everything is."""
-    if quiet:
-        return
+    if not quiet:
+        with for_people():
+            _print_figures(run_dir, iterations, metrics)
+
+
+def _print_figures(run_dir: Path, iterations: int, metrics: Mapping[str, Any]) -> None:
     found = [key for key in metrics if key.startswith("eval")]
     of_verifier = [key for key in found if key.split("/")[1:2] == ["verifier"] and key.count("/") == 2]
     greedy = [key for key in of_verifier if key.startswith("eval/")]

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: what runs is brought to a point from which it can be resumed, and ends within seconds.
+"""SIGTERM, SIGHUP and Ctrl-C: what runs is brought to a point from which it can be resumed, and ends within seconds.
 
 Decisions that matter here:
 - schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets `GRACE_S` seconds to reach
@@ -7,7 +7,8 @@ Decisions that matter here:
   taken. The one in C++ prints a stack and aborts; its end puts ours back. One of Ray's that is there already gives way. A handler that
   whoever calls us has set is left alone;
 - a blocking call of Ray's raises a plain KeyboardInterrupt in the place of ours: the signal that came last says which it was;
-- a second signal cuts off at once.
+- a second signal cuts off at once;
+- SIGHUP is what a terminal sends that is closed. Where it is ignored (`nohup`) it stays ignored, and the run goes on.
 """
 
 import signal
@@ -18,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 GRACE_S = 8.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _installed: set[int] = set()
 _finishing = False
 _noted: int | None = None  # came while work was finishing
@@ -35,7 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While this holds, both signals raise `Interrupted` in the main thread. Within another such block, or in another thread: nothing."""
+    """While this holds, all three signals raise `Interrupted` in the main thread. Within another such block, or in another thread: nothing."""
     global _noted, _last
     if _installed or threading.current_thread() is not threading.main_thread():
         yield
@@ -82,8 +83,13 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds wherever it is."""
+    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds wherever it is. Within
+    another such block: nothing, the other one's end counts.
+    """
     global _finishing
+    if _finishing:
+        yield
+        return
     _finishing = True
     try:
         yield

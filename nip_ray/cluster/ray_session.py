@@ -16,13 +16,15 @@ import logging
 import os
 import re
 import secrets
+import signal
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nip_ray.cluster import compat
-from nip_ray.cluster.interrupts import kept
+from nip_ray.cluster.interrupts import Interrupted, finishing, kept
 from nip_ray.errors import UserError
 from nip_ray.settings.experiment import RuntimeSettings
 
@@ -76,11 +78,26 @@ def start_local_ray(**options: Any) -> None:
     from ray.exceptions import AuthenticationError
 
     secure_token()
+    before = set(_children())
     try:
-        with compat.on_loopback(), kept():
+        with compat.on_loopback(), kept(), finishing():  # a signal waits: Ray forgets the processes of a start that is cut off
             ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
     except AuthenticationError as error:
         raise UserError("RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it") from error
+    except KeyboardInterrupt as interrupt:
+        ray.shutdown()
+        for child in set(_children()) - before:  # of a start that took longer than a signal waits
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        raise Interrupted(getattr(interrupt, "signum", signal.SIGINT)) from interrupt
+
+
+def _children() -> Iterator[int]:
+    """The processes that this one has started and that are there."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                yield int(entry.name)
 
 
 def check_version(version: str) -> None:

@@ -8,9 +8,11 @@ Decisions that matter here:
 - All faults of a config come in one UserError, each with its dotted key, what was given and what would be right, and with the file, or the
   command line where that set the key. A config of a newer format is refused before that: its unknown keys are no misspellings.
 - Wherever a config file is named, a run may stand for it, by its folder or an artifact: its stored config is taken.
-- Plugins are code. A config that came over the network imports none, unless whoever starts it names them.
+- Plugins are code. A config that came over the network imports none, unless whoever starts it names them; one of a run folder only those
+  that are known (`nip_ray.config.plugins`).
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,13 +32,13 @@ from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConf
 from nip_ray.config.fault_texts import fault_text, shown
 from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation, with_tags
 from nip_ray.config.missing import refuse_missing, refuse_missing_tags
-from nip_ray.config.plugins import import_needed
+from nip_ray.config.plugins import TRUST, code_in, import_needed, know, refuse_unknown
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import learns_from_tokens
 from nip_ray.config.yaml_text import Dumper, parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.progress import say
-from nip_ray.storage.folder import EXPORTED
+from nip_ray.storage.folder import CONFIG, EXPORTED
 from nip_ray.storage.sources import config_file, is_artifact
 from nip_ray.storage.stored_config import plain_config
 
@@ -45,14 +47,16 @@ AnyConfig = ExperimentConfig | TextExperimentConfig
 Settings = TypeVar("Settings")
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True) -> AnyConfig:
+def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True, of_run: bool | None = None) -> AnyConfig:
     """The config in the YAML file `path` with `overrides` ("a.b=c") laid over it.
 
     path: or a run's folder, or an artifact ("wandb:ENTITY/PROJECT/config-RUNID:VERSION"): the config of that run.
     checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read without.
+    of_run: whether a run folder holds the file, so that it names only code that is known (None: what is read unchecked and called
+    config.yaml, all folders, and files as runs write them).
     Raises UserError, which names the file.
     """
-    data, name = read_mapping(path, overrides)
+    data, name = read_mapping(path, overrides, of_run=not checked and Path(path).name == CONFIG if of_run is None else of_run)
     if "sweep" in data:
         raise UserError(f"{name}: is a sweep of many runs; start it with `nip-ray sweep {name}`")
     if is_runner(data):
@@ -92,22 +96,31 @@ def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
         raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
 
 
-def read_mapping(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
-    """(what stands in a file, run or artifact with `overrides` laid over it, how messages call the file). See `load_config`."""
+def read_mapping(path: Path | str, overrides: Sequence[str] = (), *, of_run: bool = False) -> tuple[dict[str, Any], str]:
+    """(what stands in a file, run or artifact with `overrides` laid over it, how messages call the file). See `load_config`.
+
+    of_run: the file is the config of a run folder, which is known anyway of a folder, and of a file as runs write it.
+    """
     fetched = is_artifact(path)
     with config_file(path) as file:
         name = str(path if fetched else file)
-        data = parse_yaml(plain_config(_text(file, name), name), name)
+        text = _text(file, name)
+        data = parse_yaml(plain := plain_config(text, name), name)
+        of_run = of_run or file != Path(path) or plain != text
         foreign = fetched or (file.parent / EXPORTED).is_file()
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"has {shown(data)} at its top level"
         raise UserError(f"{name}: {what}; a config is a mapping of keys, for example `name: my-run`")
-    if foreign and data.get("plugins") and not any(override.partition("=")[0].strip() == "plugins" for override in overrides):
+    if foreign and data.get("plugins") and os.environ.get(TRUST) != "1" and not any(override.partition("=")[0].strip() == "plugins" for override in overrides):
         raise UserError(f"{name}: asks for plugins ({shown(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
     try:
-        return apply_overrides(data, overrides), name
+        made = apply_overrides(data, overrides)
     except RecursionError:
         raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
+    named = [text for text in overrides if text.partition("=")[0].strip() in ("plugins", "environment.id")]
+    know(code_in(made if not of_run else apply_overrides({}, named)))
+    refuse_unknown(made, name)
+    return made, name
 
 
 def _text(file: Path, name: str) -> str:

@@ -4,13 +4,18 @@ Decisions that matter here:
 
 - A protocol is needed when it is built; scenarios, algorithms and providers add keys to configs, and are needed before a config that names
   them can be checked. So a config's plugins are imported while it is read if, and only if, it names what is not known yet.
+- Code that a run folder names is imported only if it is known: named in this process by a config or on the command line, or by a run that
+  this user has started on this machine (a list in $XDG_STATE_HOME/nip_ray), else only where `TRUST` is set. A checksum in the folder would
+  not do, since whoever writes a folder writes that, too.
 """
 
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -18,6 +23,10 @@ from typing import Any
 from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation
 from nip_ray.errors import UserError
 
+TRUST = "NIP_RAY_TRUST"
+"""Set to 1 to import what any run folder names; `nip-ray --trust VERB ...` does."""
+_known: set[str] = set()
+"""Code that this process may import for a run folder."""
 _PREFIX = "nip_ray_plugin_"  # of the modules of plugin files; the rest is a hash of the path
 
 
@@ -27,6 +36,7 @@ def import_plugins(plugins: Iterable[str]) -> None:
     Raises UserError naming the plugin that is missing or fails to import.
     """
     for plugin in plugins:
+        know([plugin])
         try:
             if plugin.endswith(".py"):
                 _import_file(Path(plugin).resolve())
@@ -36,6 +46,50 @@ def import_plugins(plugins: Iterable[str]) -> None:
             raise
         except Exception as error:
             raise UserError(f"plugins: {plugin!r} cannot be imported{_where(error)}: {type(error).__name__}: {error}") from error
+
+
+def code_in(data: Mapping[str, Any]) -> list[str]:
+    """The code that a config or a runner file, as plain data, names for import: its plugins, and the module of a Gymnasium environment."""
+    plugins, environment = data.get("plugins"), data.get("environment")
+    named = [one for one in plugins if isinstance(one, str)] if isinstance(plugins, list | tuple) else []
+    id = environment.get("id") if isinstance(environment, Mapping) else None
+    return named + ([id.partition(":")[0]] if isinstance(id, str) and ":" in id else [])
+
+
+def know(code: Iterable[str], keep: bool = False) -> None:
+    """Let run folders name this code from now on in this process. keep: and in later ones of this user, as far as a list can be kept."""
+    added = set(map(_absolute, code))
+    _known.update(added)
+    if keep and (new := added - _kept()):
+        with suppress(OSError):
+            _list().parent.mkdir(parents=True, exist_ok=True)
+            with _list().open("a", encoding="utf-8") as file:
+                file.write("".join(f"{one}\n" for one in sorted(new) if "\n" not in one))
+
+
+def refuse_unknown(data: Mapping[str, Any], name: str) -> None:
+    """Raises UserError where a run folder, whose config is `data`, names code that is not known. name: how messages call the file."""
+    unknown = [one for one in code_in(data) if _absolute(one) not in _known]
+    if unknown and os.environ.get(TRUST) != "1" and (unknown := [one for one in unknown if _absolute(one) not in _kept()]):
+        raise UserError(
+            f"{name}: names code to import ({', '.join(unknown)}) that no run on this machine has used; if you trust whoever made this "
+            "folder, put --trust before the verb (nip-ray --trust ...)"
+        )
+
+
+def _absolute(plugin: str) -> str:
+    return str(Path(plugin).resolve()) if plugin.endswith(".py") else plugin
+
+
+def _list() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()) / "nip_ray" / "plugins"
+
+
+def _kept() -> set[str]:
+    try:
+        return set(_list().read_text(encoding="utf-8").splitlines())
+    except (OSError, UnicodeDecodeError):
+        return set()
 
 
 def _where(error: Exception) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from nip_ray.errors import UserError
+from nip_ray.storage.yaml_size import MOST, load_bounded
 
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
 _FLOAT_TAG = "tag:yaml.org,2002:float"
@@ -14,7 +15,7 @@ _FLOAT_TAG = "tag:yaml.org,2002:float"
 def parse_yaml(text: str, source: str) -> Any:
     """The value of one YAML document. `source` is named in the UserError that faulty YAML raises."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        return load_bounded(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -23,6 +24,8 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UserError(f"{source}: no valid YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise UserError(f"{source}: nested too deeply for a config") from None
+    except OverflowError:
+        raise UserError(f"{source}: a part of it contains itself, or its aliases stand for more than {MOST:,} values") from None
     except ValueError as error:  # a number that looks like one and is none
         raise UserError(f"{source}: no valid YAML: {error}") from None
 

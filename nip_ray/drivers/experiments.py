@@ -195,7 +195,10 @@ def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None
 
     Raises UserError for a config that is none, or one of language models.
     """
-    found = load_config(settings.config if stored is None else stored, settings.changes if stored is None else (), checked=False)
+    if stored is None:
+        found = load_config(settings.config, settings.changes, checked=False)
+    else:
+        found = load_config(stored, checked=False, of_run=True)
     if not isinstance(found, ExperimentConfig):
         raise UserError(f"environment.config: {settings.config} is about language models, expected an experiment of agents with networks")
     return with_absolute_paths(found) if stored is None else found

@@ -18,6 +18,7 @@ from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible
 from nip_ray.config.changes import changes_of, refuse_fixed, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml, plain
+from nip_ray.config.plugins import code_in, know
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.contract import Agent, Scope, resolve_scopes
 from nip_ray.drivers.core import Reports
@@ -75,6 +76,7 @@ def run_runner(
     driver = make_driver(settings, quiet=quiet, experiment=experiment)
     try:
         with RunFolder.create(path, runner_to_yaml(settings)) as folder:
+            know([*code_in(plain(settings)), *([] if experiment is None else experiment.plugins)], keep=True)
             folder.write_json("environment.json", environment())
             if experiment is not None:
                 write_config(folder.path / EXPERIMENT_FILE, config_to_yaml(experiment))

@@ -47,7 +47,6 @@ def export_hf(run_dir: Path | str, out: Path | str, checkpoint: int | None = Non
     if (folder.path / EXPORTED).is_file():
         raise UserError(f"{run_dir}: is an export itself, name the folder of a run")
     stored = load_config(folder.path / CONFIG, checked=False)
-    import_plugins(stored.plugins)
     if (target.is_dir() and any(target.iterdir())) or target.is_file():
         raise UserError(f"--out {out}: is not empty, name a new or empty folder")
     try:
@@ -70,6 +69,7 @@ def _write(folder: RunFolder, stored: AnyConfig, target: Path, checkpoint: int |
         if not has_checkpoint(folder.checkpoints):
             raise UserError(f"{folder.path}: this run has no checkpoint to export; `nip-ray resume` continues with it until there is one")
         found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(stored))
+        import_plugins(stored.plugins)  # once the folder is known to be whole
         config, iteration = portable(stored), found.iteration
         assert isinstance(config, ExperimentConfig)
         write_weights(model, iteration, found.tensors["training"]["modules"], run_fingerprint(config))

@@ -178,7 +178,7 @@ def _events(scenario: LanguageScenario, dialogue: Dialogue, models: Mapping[str,
             yield ModelEvent(
                 model=models[turn.agent],
                 role=turn.agent,
-                input=chat_messages(shape_chat(scenario.chat(before, turn.agent), shape)),
+                input=chat_messages(shape_chat(scenario.fenced_chat(before, turn.agent), shape)),
                 tools=[],
                 tool_choice="none",
                 config=GenerateConfig(max_tokens=own.reply_tokens, temperature=own.temperature, top_p=own.top_p),

@@ -9,14 +9,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import CONTINUE, Protocol
+from nip_ray.play.fences import Message, fence_chat, fence_code
+from nip_ray.protocols import CONTINUE, NUM_SEEDS, Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
 
-Message = dict[str, str]
-"""One entry of a chat: "role" (system, user or assistant), "content", and "name" where the sender has one."""
 Chat = list[Message]
 
 
@@ -104,6 +104,7 @@ class InvalidReply(Exception):
 Shape = Literal["openai", "alternating", "no_system"]
 """openai: one system message at most, and that first; a user message before each reply. alternating: besides, what stands between two
 replies is one user message, and names of speakers stand in its text. no_system: besides, the system prompt begins the first user message.
+In chats that are fenced (`LanguageScenario.fenced_chat`) names stand in the text in all shapes.
 """
 SHAPES: tuple[Shape, ...] = ("openai", "alternating", "no_system")
 START, GO_ON = "Please begin.", "Please go on."
@@ -188,7 +189,8 @@ class LanguageScenario(ABC):
 
     @abstractmethod
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """All that `agent` is shown before its turn in the round about to be played. Its own invalid replies are not in it."""
+        """All that `agent` is shown before its turn in the round about to be played, as it happened: what others wrote in user messages
+        with their names, notices in system messages; `fenced_chat` makes text of that. Its own invalid replies are not in it."""
 
     @abstractmethod
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
@@ -229,6 +231,23 @@ class LanguageScenario(ABC):
         """Every word of all chats and replies, between spaces, for models whose tokens are words (`model: words`); () for no such list."""
         return ()
 
+    @cached_property
+    def fences(self) -> bool:
+        """Whether what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed list of words."""
+        return not self.words
+
+    def fenced_chat(self, dialogue: Dialogue, agent: str) -> Chat:
+        """`chat`, as it is sent and learned from: nothing that another agent writes passes for somebody else's message or for a notice."""
+        chat, protocol = self.chat(dialogue, agent), self.protocol
+        heard = {protocol.channels[c] for other in protocol.agents if other != agent for c in protocol.writes[other]}
+        if not self.fences or heard.isdisjoint(protocol.sees[agent]):
+            return chat
+        seed = dialogue.seed
+        if protocol.chooser is not None:  # a choice puts its role into the seed: this is what stays (`Protocol.chosen`)
+            seed = min(seed // len(protocol.verdicts), NUM_SEEDS // len(protocol.verdicts) - 1)
+        codes = {reader: fence_code(seed, dialogue.item.id, reader) for reader in protocol.agents}
+        return fence_chat(chat, codes[agent], codes.values())
+
     def warm_example(self, item: Any, agent: str, seed: int) -> tuple[Chat, str] | None:
         """What `agent` may be shown in a dialogue about `item`, and a reply that is worth imitating before any learning from rewards; None
         where the scenario knows of none. It depends on the arguments alone."""
@@ -248,7 +267,7 @@ class LanguageScenario(ABC):
         turn = next((turn for turn in dialogue.rounds[round] if turn.agent == agent), None)
         if turn is None or turn.invalid:
             raise ValueError(f"{agent!r} has no usable reply in round {round} of this dialogue; ask `usable_rounds` first")
-        return self.chat(beginning(dialogue, round), agent), turn.raw
+        return self.fenced_chat(beginning(dialogue, round), agent), turn.raw
 
     def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
         """The rounds that `training_chat` can be asked for."""

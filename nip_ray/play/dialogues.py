@@ -316,7 +316,7 @@ def play_in_step(scenario: LanguageScenario, dialogues: Iterable[Dialogue], answ
 
 def _questions(scenario: LanguageScenario, place: int, dialogue: Dialogue) -> list[Question]:
     speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
-    return [Question(place, dialogue, agent, scenario.chat(dialogue, agent)) for agent in speakers]
+    return [Question(place, dialogue, agent, scenario.fenced_chat(dialogue, agent)) for agent in speakers]
 
 
 def _ask_until_used(scenario: LanguageScenario, asked: list[Question], answer: AnswerAll) -> list[Turn]:
@@ -340,7 +340,7 @@ def _ask_until_used(scenario: LanguageScenario, asked: list[Question], answer: A
 
 async def _take_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, ask: Ask, path: Path) -> Turn:
     """What `agent` says in the next round, after as many attempts as it takes or may take."""
-    chat, turn, attempts = scenario.chat(dialogue, agent), None, count()
+    chat, turn, attempts = scenario.fenced_chat(dialogue, agent), None, count()
     while turn is None:
         attempt = next(attempts)
         turn = _settled(scenario, dialogue, agent, await ask(dialogue, agent, chat, attempt, path), attempt)

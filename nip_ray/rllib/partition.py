@@ -246,7 +246,8 @@ def partition_of(learner: Any) -> Partition | None:
 
 def _serve(partition: Partition, number: int, asked: Channel, peers: Mapping[int, Channel]) -> None:
     """Do updates until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all: the first process decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # which a terminal sends to all: the first process decides
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     kept = {0, 1, 2, *(channel.end.fileno() for channel in (asked, *peers.values()))}
     for number_of_file in set(map(int, os.listdir("/proc/self/fd"))) - kept:

@@ -20,6 +20,7 @@ from nip_ray.config.changes import changes_of, refuse_fixed, resumed_config
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import config_to_yaml, load_config, plain
 from nip_ray.config.paths import with_absolute_paths
+from nip_ray.config.plugins import know
 from nip_ray.config.rules import check, warnings_of
 from nip_ray.config.text_rules import fine_tuning_rule, learns_from_tokens
 from nip_ray.errors import UserError
@@ -52,6 +53,7 @@ def run_experiment(
         return _run_text(config, path, quiet)
     try_files(config, path)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
+        know(config.plugins, keep=True)
         folder.write_json("environment.json", environment())
         say_stage(f"run {folder.path}", quiet)
         session = Session(config, folder, quiet=quiet)
@@ -100,6 +102,7 @@ def resume_experiment(
             repeated = f"{rows[-1]['iteration']} iterations are done again"
             session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins again; {repeated}")
         write_config(folder.path / CONFIG, config_to_yaml(config))
+        know(config.plugins, keep=True)
         try:
             session.start(checkpoint)
             say_stage(f"run {folder.path}, from iteration {session.iteration}", quiet)
@@ -114,6 +117,7 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
     Raises UserError where `config` differs in what a resumed run may not change.
     """
     folder = RunFolder.open(run_dir)
+    know(config.plugins)
     stored = load_config(folder.path / CONFIG, checked=False)
     wanted = with_absolute_paths(config)
     if type(config) is not type(stored):
@@ -163,6 +167,7 @@ def _run_text(config: TextExperimentConfig, path: Path, quiet: bool) -> Experime
     abilities = asyncio.run(check_providers(config))
     prepared = prepare(config)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
+        know(config.plugins, keep=True)
         folder.write_json("environment.json", environment())
         for text in warnings_of(config):
             say(f"warning: {text}")
@@ -190,6 +195,7 @@ def _resume_text(run_dir: Path | str, iterations: int | None, settings: Sequence
         store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
         prepared = prepare(config, folder.path)
         write_config(folder.path / CONFIG, config_to_yaml(config))
+        know(config.plugins, keep=True)
         if mended := folder.mend_metrics(range(1, state.iteration + 1)):
             say(f"warning: {mended}")
         return train(config, folder, prepared, state, quiet)

@@ -48,6 +48,8 @@ class PageServer(ThreadingHTTPServer):
     """Serves `Pages`. port: 0 for any free one; `url` says which it became. host: an address of this machine, or a name for one."""
 
     daemon_threads = True
+    request_queue_size = 1024
+    """Connections that wait to be taken: those beyond are dropped, and tried again seconds later."""
 
     def __init__(self, pages: Pages, port: int = 0, host: str = ADDRESS) -> None:
         """Raises UserError when the port, or the address, cannot be had."""

@@ -225,7 +225,7 @@ def _record_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[s
     for turn in dialogue.rounds[last]:
         if last not in scenario.usable_rounds(dialogue, turn.agent):
             yield f"usable_rounds({turn.agent!r}) lacks a round in which it gave a usable reply"
-        elif scenario.training_chat(dialogue, turn.agent, last) != (scenario.chat(beginning(dialogue, last), turn.agent), turn.raw):
+        elif scenario.training_chat(dialogue, turn.agent, last) != (scenario.fenced_chat(beginning(dialogue, last), turn.agent), turn.raw):
             yield f"training_chat({turn.agent!r}) is not what the agent was shown, and its reply"
 
 

@@ -22,6 +22,7 @@ from nip_ray.errors import UserError
 from nip_ray.storage.files import is_locked
 from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder
 from nip_ray.storage.identity import IDENTITY, is_finished
+from nip_ray.storage.yaml_size import MOST, load_bounded
 
 State = Literal["running", "ended", "interrupted", "damaged"]
 STATES: tuple[State, ...] = ("running", "ended", "interrupted", "damaged")
@@ -40,7 +41,7 @@ _BEGUN = {LOCK, IDENTITY, "environment.json"}
 _SWEEP, _TRIALS = "sweep.yaml", "trials"
 _MAX_DEPTH = 6
 _BLOCK, _MAX_TAIL = 1 << 16, 1 << 19
-_MAX_CONFIG, _MAX_DEEP = 50_000, 100
+_MAX_DEEP = 100
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Stamp = tuple[int, int]
@@ -173,11 +174,13 @@ def _stamp(path: Path) -> Stamp | None:
 def config_of(text: str) -> tuple[dict[str, Any], str]:
     """The config that a text of YAML is, and what is wrong with it ("": nothing). Nothing that it says can take long or much memory."""
     try:
-        found = yaml.load(text, _LOADER) if (deep := _depth(text)) <= _MAX_DEEP else None
+        if _depth(text) > _MAX_DEEP:
+            raise OverflowError
+        found = load_bounded(text, _LOADER)
+    except OverflowError:
+        return {}, f"{CONFIG} is no config: more than {_MAX_DEEP} levels or {MOST:,} values"
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}, f"{CONFIG} is not YAML"
-    if deep > _MAX_DEEP or _size(found, {}) > _MAX_CONFIG:
-        return {}, f"{CONFIG} is no config: more than {_MAX_DEEP} levels or {_MAX_CONFIG:,} values"
     return (found, "") if isinstance(found, dict) else ({}, f"{CONFIG} holds no keys")
 
 
@@ -200,17 +203,6 @@ def _depth(text: str) -> int:
         if deepest > _MAX_DEEP:
             break
     return deepest
-
-
-def _size(value: Any, known: dict[int, int]) -> int:
-    """How many values there are in one, those that are named several times counted as often: a few lines of YAML can name billions."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = _MAX_CONFIG + 1  # what holds itself has no end
-        parts = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
-    return known[id(value)]
 
 
 @lru_cache(maxsize=4096)

@@ -310,7 +310,8 @@ def _aside(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[list[int]]:
-    """While this holds, SIGTERM ends Tune's loop as Ctrl-C does. Yields [SIGINT], to which SIGTERM is added when it comes."""
+    """While this holds, SIGTERM and SIGHUP (unless it is ignored) end Tune's loop as Ctrl-C does. Yields [SIGINT], to which the one that
+    comes is added."""
     came = [int(signal.SIGINT)]
     if threading.current_thread() is not threading.main_thread():
         yield came
@@ -320,11 +321,15 @@ def _ended_by_sigterm() -> Iterator[list[int]]:
         came.append(signum)
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, end)
     try:
         yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from ray import tune
 from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import AnyConfig, config_to_yaml
+from nip_ray.config.plugins import know
 from nip_ray.errors import UserError
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.sweeps.spaces import from_tune, parse_space
@@ -62,6 +63,7 @@ def opened(path: Path, experiment: AnyConfig) -> RunFolder:
                 raise
             time.sleep(0.5)
     folder = RunFolder.create(path, config_to_yaml(experiment))
+    know(experiment.plugins, keep=True)
     folder.write_json("environment.json", environment())
     return folder
 

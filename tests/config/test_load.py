@@ -66,6 +66,12 @@ def test_the_algorithm_says_whether_agents_are_language_models_or_a_scenario_of_
     assert isinstance(config_from_dict(named), TextExperimentConfig) is text
 
 
+def bomb(key: str) -> str:
+    """A kilobyte that stands for billions of values."""
+    names = (", ".join([f"*a{i - 1}"] * 9) for i in range(1, 10))
+    return "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{{key}: [{nine}]}}\n" for i, nine in enumerate(names, 1))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -77,6 +83,8 @@ def test_the_algorithm_says_whether_agents_are_language_models_or_a_scenario_of_
         ("seed: !!python/object:os.system x", "line 1"),
         ("? [a]\n: 1", "unhashable key"),
         ("a: &a\n  b: *a\n", "contains itself"),
+        (bomb("k"), "its aliases stand for more than 50,000 values"),
+        (bomb("<<"), "its aliases stand for more than 50,000 values"),
         ("[" * 20_000, "nested too deeply"),
         ("name: !!binary gICA", "numbers, text, lists and mappings only"),
         ("protocol: {name: npi}", "protocol.name: unknown protocol 'npi', did you mean nip?"),

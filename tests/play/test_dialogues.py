@@ -253,11 +253,11 @@ def test_dialogues_played_in_step_are_those_played_alone(name: str) -> None:
         return Answer("" if seed % 3 == 0 else made.invent(dialogue, agent, seed), "length" if seed % 5 == 0 else "stop")
 
     async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: Path) -> Answer:
-        assert chat == made.chat(dialogue, agent)
+        assert chat == made.fenced_chat(dialogue, agent)
         return reply(dialogue, agent, attempt)
 
     def answers(asked: list[Question]) -> list[Answer]:
-        assert all(one.chat == made.chat(one.dialogue, one.agent) for one in asked)
+        assert all(one.chat == made.fenced_chat(one.dialogue, one.agent) for one in asked)
         return [reply(one.dialogue, one.agent, one.attempt) for one in asked]
 
     beginnings = [start_dialogue(item(y=seed % 2, id=seed), seed) for seed in range(24)]

@@ -14,6 +14,8 @@ RUNNER = "environment: {name: gymnasium, id: CartPole-v1}\nlearners: [{algorithm
 TOO_LARGE = "config.yaml is no config: more than 100 levels or 50,000 values"
 BILLIONS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40))
+
 
 def row(iteration: int, **figures: float) -> str:
     return json.dumps({"iteration": iteration, "version": 1, **figures}) + "\n"
@@ -39,6 +41,7 @@ def run(path: Path, config: str = CONFIG, rows: str = "", finished: bool = False
         ("a: [", row(4), False, "damaged", "config.yaml is not YAML"),
         ("- a", "", False, "damaged", "config.yaml holds no keys"),
         (BILLIONS, "", False, "damaged", TOO_LARGE),
+        (MERGED, "", False, "damaged", TOO_LARGE),
         ("a: &a [*a]\n", "", False, "damaged", TOO_LARGE),
         ("[" * 900, "", False, "damaged", TOO_LARGE),
         (RUNNER, row(4), False, "ended", ""),

@@ -6,6 +6,7 @@ the words mean: accuracy 1. The provers' tables begin with a slight habit, from 
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from nip_ray.play.dialogue import START
 
 REPLIES = ["Answer: it holds.", "Answer: look again."]
 VERIFIER = "You will read one message of"
+FENCE = re.compile(r"\[\w+ [0-9a-f]{8}\]\n")
 NUM_TEST = 60  # enough that chance, one half, is hardly ever seen as 0.8
 PRICES = {"input": 0.15, "output": 0.6, "training": 3.0}
 
 
 def situation(messages: Sequence[dict[str, Any]]) -> str:
     """What was said last, to whoever speaks second; `start` for the first speaker."""
-    said = [str(message["content"]).removeprefix("Expert: ") for message in messages if message["role"] == "user"]
+    said = [FENCE.sub("", str(message["content"])) for message in messages if message["role"] == "user"]
     return "start" if said[-1] == START else said[-1]
 
 

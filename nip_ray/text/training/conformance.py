@@ -204,7 +204,7 @@ def _borrowed(made: Sequence[tuple[Any, tuple[str, ...]]], dialogues: Sequence[D
         if any(text not in own for text in said):
             yield f"{agent.name!r} learns a reply that it never gave; learn an agent's own turns (agent.example)"
         if not chat or chat[-1]["role"] == "assistant":
-            yield f"{agent.name!r} learns from a chat that is empty or ends in a reply; make it by scenario.chat or training_chat"
+            yield f"{agent.name!r} learns from a chat that is empty or ends in a reply; make it by scenario.fenced_chat or training_chat"
 
 
 # ------------------------------------------------------------------------------------------------------------------ tokens

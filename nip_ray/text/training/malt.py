@@ -93,7 +93,7 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario,
         elif skip_equal and drawn[0] == drawn[1]:
             equal += 1
         else:
-            pairs.append(Pair(scenario.chat(place.node.dialogue, agent), *drawn, place.node.path))
+            pairs.append(Pair(scenario.fenced_chat(place.node.dialogue, agent), *drawn, place.node.path))
     return Preferences(pairs, equal, invalid)
 
 

@@ -163,7 +163,7 @@ def test_a_replaced_guess_reads_as_the_true_verdict(scale: str, form: str) -> No
     dialogue = talked(scenario, 2)
     for label in (REJECT, ACCEPT):
         chat, _ = scenario.training_chat(talked(scenario, 3), "verifier", 2)
-        assert chat == scenario.chat(dialogue, "verifier")
+        assert chat == scenario.fenced_chat(dialogue, "verifier")
         parsed = scenario.parse(dialogue, "verifier", scenario.verdict_text(label))
         assert (parsed.decision, parsed.confidence) == (label, float(label))
 
@@ -204,8 +204,8 @@ def test_a_protocol_of_ones_own_needs_templates_alone(tmp_path: File) -> None:
         return Answer("Decision: accept" if len(dialogue.rounds) == 6 else said[agent])
 
     dialogue = asyncio.run(play_dialogue(scenario, ITEM, 0, ask))
-    own, others = ("assistant", "It is right."), ("Accuser", "It is wrong.")
-    assert short(scenario.training_chat(dialogue, "defender", 3)[0]) == [others, own, others]
+    learned = [text.split("\n")[-1] for _, text in short(scenario.training_chat(dialogue, "defender", 3)[0])]
+    assert learned == ["It is wrong.", "It is right.", "It is wrong."]
     assert (dialogue.verdict, dialogue.total("defender"), dialogue.total("judge")) == (ACCEPT, 1.0, 1.0)
     with pytest.raises(UserError, match=r"no prompts for 'cross_examination'.*judge\.j2"):
         build_text_scenario(cross_examination(ProtocolParams()), CodeValidationSettings())

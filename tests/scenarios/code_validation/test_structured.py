@@ -73,7 +73,8 @@ def test_others_read_the_question_and_the_verifier_learns_json() -> None:
 
     dialogue = asyncio.run(play_dialogue(scenario, CodeItem(0, "Print 1.", "print(1)", 1, 1), 0, ask))
     assert (dialogue.verdict, dialogue.rounds[0][0].retries) == (ACCEPT, 1)
-    assert read_by_prover[0][-1] == {"role": "user", "name": "Verifier", "content": "Question for Expert: Why?"}
+    fence, said = read_by_prover[0][-1]["content"].split("\n")
+    assert (fence[:10], said) == ("[Verifier ", "Question for Expert: Why?")
     assert "JSON" not in read_by_prover[0][0]["content"]
     chat, reply = scenario.training_chat(dialogue, "verifier", 2)
     assert [chat[1]["content"], json.loads(reply)["decision"]] == [question, "accept"]

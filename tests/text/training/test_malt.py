@@ -155,10 +155,10 @@ def test_the_root_gives_a_pair() -> None:
     labelled = label_tree(by_hand(), AGENTS, MIDS)
     (pair,) = preference_pairs(labelled, "verifier", scenario, 0).pairs
     assert (pair.path, pair.preferred, pair.rejected) == ((), "question 0", "question 1")
-    assert pair.chat == scenario.chat(labelled.node.dialogue, "verifier")
+    assert pair.chat == scenario.fenced_chat(labelled.node.dialogue, "verifier")
     (pair,) = preference_pairs(labelled, "prover", scenario, 0).pairs
     assert (pair.path, pair.preferred, pair.rejected) == ((0,), "answer 00", "answer 01")
-    assert [message["content"] for message in pair.chat][1:] == ["question 0"]
+    assert [message["content"].split("\n")[1:] for message in pair.chat][1:] == [["question 0"]]
 
 
 def one_level(*kinds: tuple[str, float, bool]) -> LabelledNode:
