@@ -11,6 +11,7 @@ import pytest
 from nip_ray.cluster import doctor
 from nip_ray.cluster.doctor import keys, machine, places
 from nip_ray.cluster.doctor.finding import Finding
+from nip_ray.sandbox import engines
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -158,6 +159,19 @@ def test_a_path_too_long_for_sockets_is_a_problem_and_one_that_can_become_so_a_n
 
 def test_little_memory_is_a_note_and_next_to_none_a_problem() -> None:
     assert [machine.judge_memory(free).status for free in (100 << 20, GIB, 8 * GIB)] == ["problem", "note", "ok"]
+
+
+def test_whether_programs_can_be_isolated_is_tried_and_never_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = machine.sandbox()
+    assert found.status == "note"
+    assert "none works here: bwrap is not on the PATH; docker is not on the PATH; podman is not on the PATH" in found.what
+    assert "bubblewrap" in found.mend
+    (tmp_path / "podman").write_text("#!/bin/sh\necho 42\n")
+    (tmp_path / "podman").chmod(0o755)
+    engines._working.cache_clear()
+    (found,) = machine.sandbox()
+    assert (found.status, found.what) == ("ok", "programs of models and strangers run isolated, by podman; trusted ones under limits")
 
 
 def test_limits_of_control_groups_are_read_at_every_level(tmp_path: Path) -> None:

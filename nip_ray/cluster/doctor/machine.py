@@ -149,7 +149,7 @@ def sandbox() -> list[Finding]:
     except UserError as error:
         mend = "install bubblewrap (bwrap), Docker or Podman, if you run programs of models or strangers: docs/sandbox.md"
         return [note("sandbox", f"trusted programs run; {str(error).partition('. Install')[0]}", mend)]
-    return [ok("sandbox", f"programs of strangers run isolated, by {engine}; trusted ones under limits")]
+    return [ok("sandbox", f"programs of models and strangers run isolated, by {os.path.basename(str(engine))}; trusted ones under limits")]
 
 
 @dataclass(frozen=True)
