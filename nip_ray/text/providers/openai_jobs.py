@@ -278,9 +278,10 @@ def _as_job(job: Any, key: str = "") -> FineTuneJob:
 
 def _reason(error: Any) -> str | None:
     """Why a job ended, in the service's words: OpenAI's object, or a text, a list or a mapping of other services."""
-    error = error.model_dump() if hasattr(error, "model_dump") else error
     if isinstance(error, list):
         return "; ".join(filter(None, map(_reason, error))) or None
+    if hasattr(error, "__dict__"):
+        error = vars(error) | (getattr(error, "model_extra", None) or {})  # what the SDK makes of an object
     if isinstance(error, dict):
         error = next((error[name] for name in ("message", "detail", "msg", "code") if error.get(name)), None)
     return None if error in (None, "") else str(error)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -16,7 +17,8 @@ from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.jobs import Busy
 from nip_ray.text.providers.interface import InDoubt, dpo_line, encode, file_name, supervised_line
-from nip_ray.text.providers.openai import OpenAIJobs, _as_job, method_of
+from nip_ray.text.providers.openai_jobs import OpenAIJobs, _as_job, method_of
+from nip_ray.text.providers.openai_service import Failure, refused, told_in_answer
 from tests.text.provider import API_KEY, Provider, provider_thread
 
 T = TypeVar("T")
@@ -197,6 +199,56 @@ def test_refusals_before_any_money_is_spent(tmp_path: Path) -> None:
         assert "`local`" in message
 
 
+def answered(status: int, body: Any) -> Failure:
+    return refused(status, json.dumps(body), {}, "http://here/v1", "KEY", "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised", "said"),
+    [
+        (
+            answered(400, {"error": {"message": "File file-1 is not ready to be used for fine-tuning. Please try again later."}}),
+            Busy,
+            "not ready",
+        ),
+        (answered(400, {"error": {"message": "The file is still being processed"}}), Busy, "still being processed"),
+        (answered(400, {"error": {"message": "At most 4 jobs a day", "code": "daily_rate_limit_exceeded"}}), Busy, "4 jobs a day"),
+        (
+            answered(400, {"error": {"message": "bad suffix"}}),
+            UserError,
+            "the fine-tuning job on 'base' was refused, nothing was charged: .*bad suffix",
+        ),
+        (answered(422, {"detail": [{"loc": ["body", "seed"], "msg": "not permitted"}]}), UserError, "refused, .*body.seed: not permitted"),
+        (answered(400, {"error": {"message": "this method is for others"}}), UserError, "not fine-tuned by supervised"),
+        (told_in_answer({"error": {"message": "no credit", "code": 402}}, "here", "KEY", ""), UserError, "no credit"),
+        (told_in_answer({"error": "asleep"}, "here", "KEY", ""), InDoubt, "asleep"),
+    ],
+)
+def test_what_a_refused_creation_means(monkeypatch: pytest.MonkeyPatch, failure: Failure, raised: type[Exception], said: str) -> None:
+    """What a later request may not meet is waited for; else the words of the service stand there, and no guess."""
+    found = OpenAIJobs(OpenAIProvider(base_url="http://here/v1", api_key_variable="TEST_KEY"))._refused(failure, SPEC)
+    assert type(found) is raised
+    assert re.search(said, str(found))
+
+
+def test_a_model_that_is_not_listed_may_be_fine_tuned(tmp_path: Path) -> None:
+    """A job on a file that does not exist shows whether the service knows it."""
+
+    async def check(backend: OpenAIJobs) -> None:
+        async def unlisted(model: str) -> bool:
+            return False
+
+        monkeypatched: Any = backend
+        monkeypatched._is_listed = unlisted
+        await backend.check("base", "supervised")
+
+    with provider_thread(tmp_path) as provider:
+        using(provider, check)
+        assert not provider.jobs()
+        message = told(provider, lambda backend: backend.check("gpt-9", "supervised"))
+        assert "no model 'gpt-9' to fine-tune: it is not listed, and" in message
+
+
 def test_a_wrong_key_names_the_variable_and_not_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with provider_thread(tmp_path) as provider:
         monkeypatch.setenv("TEST_KEY", "sk-canary-and-wrong")
@@ -236,6 +288,9 @@ def test_what_services_say_of_jobs() -> None:
     for model, tokens in (("", 0), ({}, -5), (5, True), (None, "12")):
         job = _as_job(told(fine_tuned_model=model, trained_tokens=tokens))
         assert (job.model, job.trained_tokens) == (None, None)
+    for error in ({"message": "no"}, ["no"], "no", SimpleNamespace(message="no"), {"code": "no"}):
+        assert _as_job(told(error=error)).error == "no"
+    assert [_as_job(told(error=error)).error for error in (None, {}, [], "")] == [None] * 4
     for word, status in (("SUCCESS", "succeeded"), ("notRunning", "pending"), ("expired", "failed"), ("cancelling", "running")):
         assert _as_job(told(status=word)).status == status
     with pytest.warns(UserWarning, match="'stalled', which is no status"):
