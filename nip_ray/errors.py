@@ -1,11 +1,13 @@
 """The one exception that means "the user can mend this": its message names what was wrong, where, and what would be right.
 
-Beside it those that end a training, and the import of optional libraries. Messages may quote what a plugin or a library has raised, so
-they are shown without the values of secret variables (`nip_ray.secrets`).
+Beside it those that end a training, and the import of optional libraries. Messages may quote what a plugin or a library has raised,
+so they are shown without the values of secret variables.
 """
 
 import importlib
 from types import ModuleType
+
+from nip_ray.redaction import Redactor
 
 
 class UserError(Exception):
@@ -38,7 +40,4 @@ def require(module: str, extra: str) -> ModuleType:
         raise UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'") from None
 
 
-def _without_secrets(text: str) -> str:
-    from nip_ray.secrets import Redactor
-
-    return Redactor()(text)
+_without_secrets = Redactor()

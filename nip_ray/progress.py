@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from nip_ray.errors import UserError
-from nip_ray.secrets import Redactor
+from nip_ray.redaction import Redactor
 
 LINE_S = 30.0
 """Seconds between two lines, where nothing else asks for one."""

@@ -1,33 +1,20 @@
-"""Keeps the values of secret environment variables out of logs, files and messages.
+"""Secret environment variables: keys are read here; what keeps them out of messages and files is `nip_ray.redaction`."""
 
-Decisions that matter here:
-- a secret is the value of a variable whose name says so, or that was named to us or read as a key (`secret`); values are looked up when they are needed, so
-  that a variable set later counts too. Values shorter than 8 characters are let through: they would blot out ordinary words;
-- the filter formats a record before it cleans it, tracebacks included, so that nothing slips through an argument or a cause.
-"""
-
-import logging
 import os
 import re
-import traceback
-from collections.abc import Iterable
-from urllib.parse import quote
 
 from nip_ray.errors import UserError
+from nip_ray.redaction import HIDDEN, Redactor, is_key
 
-HIDDEN = "[secret]"
-MIN_LENGTH = 8
+__all__ = ["HIDDEN", "Redactor", "secret"]
 
-_SECRET_NAME = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:$|_)", re.IGNORECASE)
 _UNSENT = re.compile(r"[^\x21-\x7e]")
-_plain = logging.Formatter()
-_read: set[str] = set()
 
 
 def secret(variable: str, owner: str) -> str:
     """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not set, or holds what no
     request can carry."""
-    _read.add(variable)
+    is_key(variable)
     value = os.environ.get(variable, "").strip()
     if not value:
         raise UserError(f"${variable} is not set; it must hold the key of {owner} (any text for a service that asks for none)")
@@ -35,47 +22,3 @@ def secret(variable: str, owner: str) -> str:
         what = "a blank or a line break" if unsent[0].isspace() else f"{unsent[0]!a}, which is not ASCII"
         raise UserError(f"${variable} cannot be sent as a key: its character {unsent.start() + 1} is {what}; copy the key again")
     return value
-
-
-class Redactor(logging.Filter):
-    """Replaces secrets by `HIDDEN`: a function of texts, and a filter of log records. variables: further variables that are secret."""
-
-    def __init__(self, variables: Iterable[str] = ()) -> None:
-        super().__init__()
-        self._named = set(variables)
-
-    def secrets(self) -> list[str]:
-        """The values to hide, as they are and as they stand in addresses; the longest first, so that none is left in half."""
-        named = self._named | _read
-        values = [value.strip() for name, value in os.environ.items() if name in named or _SECRET_NAME.search(name)]
-        forms = {form for value in values if len(value) >= MIN_LENGTH for form in (value, quote(value, safe="", errors="surrogateescape"))}
-        return sorted(forms, key=len, reverse=True)
-
-    def __call__(self, text: str) -> str:
-        """`text` without secrets."""
-        for secret in self.secrets():
-            text = text.replace(secret, HIDDEN)
-        return text
-
-    def traceback(self, error: BaseException) -> str:
-        """The traceback of `error` and of all that led to it, without secrets."""
-        return self("".join(traceback.format_exception(error)))
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Clean a record in place; lets every one through."""
-        record.msg, record.args = self(record.getMessage()), None
-        if record.exc_info and not record.exc_text:
-            record.exc_text = _plain.formatException(record.exc_info)
-        if record.exc_text:
-            record.exc_text, record.exc_info = self(record.exc_text), None
-        if record.stack_info:
-            record.stack_info = self(record.stack_info)
-        return True
-
-    def install(self) -> None:
-        """Filter all handlers that there are now, of every logger. Call it again after adding some; it is not added twice."""
-        loggers = [logging.getLogger(), *(entry for entry in logging.root.manager.loggerDict.values() if isinstance(entry, logging.Logger))]
-        handlers = {handler for logger in loggers for handler in logger.handlers}
-        for handler in [*handlers, *([logging.lastResort] if logging.lastResort else [])]:
-            if not any(isinstance(there, Redactor) and there._named >= self._named for there in handler.filters):
-                handler.addFilter(self)

@@ -20,13 +20,13 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 600
 
 CORE = ("protocols", "scenarios", "networks", "learning", "play")  # must run with torch and numpy alone
-COMMON = ("errors", "seeding", "settings")
+COMMON = ("errors", "redaction", "seeding", "settings")
 CORE_MAY_USE = {f"nip_ray.{room}" for room in (*CORE, *COMMON, "storage", "sandbox")}
 CORE_MAY_NOT_USE = {"ray", "pydantic", "typer", "rich"}
 LIGHT = ("cli", "config")
 HEAVY = {"torch", "ray", "numpy", "matplotlib", "scipy", "gymnasium"}
 ORDER = (
-    ("errors", "version", "progress", "secrets", "seeding"),
+    ("errors", "redaction", "version", "progress", "secrets", "seeding"),
     ("settings",),
     ("sandbox",),
     ("storage",),

@@ -70,9 +70,8 @@ def test_a_command_whose_output_is_lost_says_so_in_a_line(tmp_path: Path) -> Non
 
 
 def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
-    source = "import os; from nip_ray.progress import open_standard_files; open_standard_files(); print(os.open('x', os.O_CREAT | os.O_RDWR))"
+    source = "import os; from nip_ray.progress import open_standard_files; open_standard_files(); print(os.open('/dev/zero', os.O_RDONLY))"
     made = subprocess.run(["sh", "-c", f'{sys.executable} -c "{source}" 2>&-'], cwd=ROOT, capture_output=True, text=True)
-    (ROOT / "x").unlink(missing_ok=True)
     assert int(made.stdout) > 2
 
 
@@ -97,11 +96,16 @@ def test_sighup_is_sigterm_unless_it_is_ignored(hangup: None) -> None:
 
 def test_a_finishing_block_within_another_ends_nothing_early(hangup: None) -> None:
     done = []
-    with pytest.raises(Interrupted), interruptible(), finishing():
-        with finishing():
-            signal.raise_signal(signal.SIGHUP)
-            done.append("inner")
-        done.append("outer")
+
+    def work() -> None:
+        with interruptible(), finishing():
+            with finishing():
+                signal.raise_signal(signal.SIGHUP)
+                done.append("inner")
+            done.append("outer")
+
+    with pytest.raises(Interrupted):
+        work()
     assert done == ["inner", "outer"]
 
 

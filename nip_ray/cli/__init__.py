@@ -18,7 +18,7 @@ from nip_ray.cli import common
 from nip_ray.cli.common import app
 from nip_ray.errors import UserError
 from nip_ray.progress import BestEffort, open_standard_files
-from nip_ray.secrets import Redactor
+from nip_ray.redaction import Redactor
 
 # isort: off
 from nip_ray.cli import train, evaluate, text, folder, report, export, sweep, run, play, new, tools, data  # noqa: F401

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import AsJson, ConfigCommand, Quiet, Settings, app, errors, exit_with, for_people, how_ended, print_json, print_table
+from nip_ray.cli.common import (
+    AsJson,
+    ConfigCommand,
+    Quiet,
+    Settings,
+    app,
+    errors,
+    exit_with,
+    for_people,
+    how_ended,
+    print_json,
+    print_table,
+)
 from nip_ray.errors import UserError
 
 
@@ -52,7 +64,10 @@ def sweep(
                 result = (resume_as if or_resume and folder.exists() else run_sweep)(spec, folder, quiet=quiet)
         _print_sweep(result, as_json, quiet)
         if result.interrupted:
-            raise exit_with(f"{how_ended(result.interrupted)}, `nip-ray sweep --resume {quote(str(result.folder))}` continues it", 128 + result.interrupted)
+            raise exit_with(
+                f"{how_ended(result.interrupted)}, `nip-ray sweep --resume {quote(str(result.folder))}` continues it",
+                128 + result.interrupted,
+            )
 
 
 def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:

@@ -36,7 +36,9 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While this holds, all three signals raise `Interrupted` in the main thread. Within another such block, or in another thread: nothing."""
+    """While this holds, all three signals raise `Interrupted` in the main thread. Within another such block, or in another thread:
+    nothing.
+    """
     global _noted, _last
     if _installed or threading.current_thread() is not threading.main_thread():
         yield

@@ -111,7 +111,12 @@ def read_mapping(path: Path | str, overrides: Sequence[str] = (), *, of_run: boo
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"has {shown(data)} at its top level"
         raise UserError(f"{name}: {what}; a config is a mapping of keys, for example `name: my-run`")
-    if foreign and data.get("plugins") and os.environ.get(TRUST) != "1" and not any(override.partition("=")[0].strip() == "plugins" for override in overrides):
+    if (
+        foreign
+        and data.get("plugins")
+        and os.environ.get(TRUST) != "1"
+        and not any(override.partition("=")[0].strip() == "plugins" for override in overrides)
+    ):
         raise UserError(f"{name}: asks for plugins ({shown(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
     try:
         made = apply_overrides(data, overrides)

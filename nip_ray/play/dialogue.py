@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from nip_ray.errors import UserError
@@ -239,8 +239,7 @@ class LanguageScenario(ABC):
     def fenced_chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """`chat`, as it is sent and learned from: nothing that another agent writes passes for somebody else's message or for a notice."""
         chat, protocol = self.chat(dialogue, agent), self.protocol
-        heard = {protocol.channels[c] for other in protocol.agents if other != agent for c in protocol.writes[other]}
-        if not self.fences or heard.isdisjoint(protocol.sees[agent]):
+        if not self.fences or not _hears(protocol.turns, protocol.max_rounds, agent, protocol.sees[agent]):
             return chat
         seed = dialogue.seed
         if protocol.chooser is not None:  # a choice puts its role into the seed: this is what stays (`Protocol.chosen`)
@@ -272,6 +271,17 @@ class LanguageScenario(ABC):
     def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
         """The rounds that `training_chat` can be asked for."""
         return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
+
+
+@lru_cache(maxsize=256)
+def _hears(orders: tuple[tuple[tuple[tuple[str, str], ...], ...], ...], max_rounds: int, agent: str, sees: tuple[str, ...]) -> bool:
+    """Whether another agent can write what `agent` sees before a turn of its own. orders: `Protocol.turns`."""
+    for order in orders:
+        rounds = [order[r % len(order)] for r in range(max_rounds)]
+        last = max((r for r, turns in enumerate(rounds) if any(speaker == agent for speaker, _ in turns)), default=0)
+        if any(speaker != agent and channel in sees for turns in rounds[:last] for speaker, channel in turns):
+            return True
+    return False
 
 
 def stance_in(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> int | None:

@@ -28,8 +28,8 @@ from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.evaluation.players import players
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import progress_line, say, say_stage
+from nip_ray.redaction import Redactor
 from nip_ray.runs.profiling import profiler
-from nip_ray.secrets import Redactor
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.files import cannot_write
 from nip_ray.storage.folder import METRICS, RunFolder

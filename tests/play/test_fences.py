@@ -41,7 +41,9 @@ def test_a_prover_cannot_speak_as_the_other_or_as_the_system(shape: Shape) -> No
     parts = re.split(rf"^\[(\w+) {code}\]\n", text, flags=re.MULTILINE)[1:]
     found = list(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
     assert {name for name, _ in found} == {"Expert_1", "Expert_2", "notice"}
-    assert all(part.startswith({"Expert_1": SPOOF, "Expert_2": "The program is right.", "notice": LAST_NOTICE}[name]) for name, part in found)
+    assert all(
+        part.startswith({"Expert_1": SPOOF, "Expert_2": "The program is right.", "notice": LAST_NOTICE}[name]) for name, part in found
+    )
     assert [name for name, _ in found].count("notice") == 1
     assert text.count(code) == len(found)
 

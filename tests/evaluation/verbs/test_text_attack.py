@@ -43,7 +43,7 @@ def played(folder: Path, data: dict[str, Any]) -> Path:
 def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
     """The verifier accepts whatever "holds". An honest prover says so of good programs; a liar learns to say it of bad ones."""
     belief = {"base": {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.1, 0.9]}}}
-    with provider_thread(tmp_path, roles=roles(habit=0.8), tables=belief, **OPTIONS) as provider:
+    with provider_thread(tmp_path, roles=roles(habit=0.8), tables=belief, seed=1, **OPTIONS) as provider:
         tuning = {"num_epochs": 3, "min_examples": 1}
         rule = {"name": "expert_iteration", "rollouts_per_iteration": 60, "num_test_items": 60, "fine_tuning": tuning}
         data = config(tmp_path, rule, iterations=2)
