@@ -49,7 +49,14 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
 
 
 def _table(groups: Groups, published: Mapping[str, float]) -> str:
-    titles = ["protocol", "seeds", "accuracy: median", "interquartile mean (95 % interval over seeds)", "completeness", "soundness error, worst case"]
+    titles = [
+        "protocol",
+        "seeds",
+        "accuracy: median",
+        "interquartile mean (95 % interval over seeds)",
+        "completeness",
+        "soundness error, worst case",
+    ]
     lines = [_line([*titles, *(["published"] if published else [])]), "|---" * (len(titles) + bool(published)) + "|"]
     for case, rows in groups.items():
         figures = [_over_seeds([row[key] for row in rows]) for key in ("accuracy", "completeness", "soundness_error")]

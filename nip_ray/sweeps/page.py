@@ -297,5 +297,12 @@ def _add_points(axes: "Axes", points: Sequence[tuple[float, SettingSummary]], me
         if dots:
             axes.scatter(*zip(*dots, strict=True), s=14, alpha=0.5, facecolors=face, edgecolors=colour, linewidths=0.8, zorder=3)
     means = [(at, one.mean) for at, one in points if one.mean is not None]
-    axes.plot(*(zip(*means, strict=True) if means else ([], [])), color=colour, marker="o", markersize=5, linewidth=0,
-        label=plain(name, _LONGEST), zorder=4)
+    axes.plot(
+        *(zip(*means, strict=True) if means else ([], [])),
+        color=colour,
+        marker="o",
+        markersize=5,
+        linewidth=0,
+        label=plain(name, _LONGEST),
+        zorder=4,
+    )
