@@ -7,10 +7,10 @@ Decisions that matter here:
   ties were broken at random;
 - the area under the curve is the mean risk over the coverages k/N that verdicts reach (Geifman and El-Yaniv, NeurIPS 2017). A verifier
   that is never sure enough to decide has fewer of them, so the area stands beside the coverage;
-- the area's interval is the exact one of a share with the same variance (Korn and Graubard, Survey Methodology 24, 1998): of as many
-  trials as would vary as much. The variance is that of its influence function, how much an instance moves the mean by its own risk and by
-  that of all that come after it. An error among the surest moves it most and is the rarest, so its chance at each place is not read off
-  that place but is the share of errors near it, and never 0. Without any error there is no interval;
+- the area's interval is the exact one of a share with the same variance (`intervals.share_ends`). The variance is that of its influence
+  function: how much an instance moves the mean, by its own risk and by that of all that come after it. An error among the surest moves it
+  most and is the rarest, so its chance at each place is not read off that place but is the share of errors near it, and never 0. Without
+  any error there is no interval;
 - precision at a coverage c is the share of right verdicts among the ceil(c N) surest; its interval is the exact one, given the threshold,
   as that of every risk on the curve is.
 """
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nip_ray.evaluation.intervals import Mean, Proportion, proportion
+from nip_ray.evaluation.aggregates import Z95
+from nip_ray.evaluation.intervals import Mean, Proportion, proportion, share_ends
 
 COVERAGES = (0.8, 0.9)
 _POINTS = 40
@@ -67,11 +68,7 @@ def area(risk_N: Array, wrong_N: Array) -> Mean:
     chance_N = _chances(wrong_N)
     between = float((risk_N + chance_N * after_N - risks_after_N).var())
     within = float((after_N**2 * chance_N * (1 - chance_N)).mean())
-    from scipy.special import betaincinv  # as in intervals.py
-
-    trials = estimate * (1 - estimate) * n / (between + within)
-    errors, right = estimate * trials, (1 - estimate) * trials
-    return Mean(estimate, float(betaincinv(errors, right + 1, 0.025)), float(betaincinv(errors + 1, right, 0.975)), n)
+    return Mean(estimate, *share_ends(estimate, Z95 * math.sqrt((between + within) / n)), n)
 
 
 def _chances(wrong_N: Array) -> Array:
