@@ -6,7 +6,8 @@ from typing import Any
 
 from _common import ROOT
 
-from nip_ray.evaluation.intervals import mean
+from nip_ray.evaluation.aggregates import MIN_SEEDS, stratified_interval
+from nip_ray.evaluation.intervals import Mean
 
 PAGE = ROOT / "docs" / "results.md"
 """What stands between its generated parts is written by hand."""
@@ -48,10 +49,17 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
 
 
 def _table(groups: Groups, published: Mapping[str, float]) -> str:
-    titles = ["protocol", "seeds", "accuracy: median", "mean (95 % interval over seeds)", "completeness", "soundness error, worst case"]
+    titles = [
+        "protocol",
+        "seeds",
+        "accuracy: median",
+        "interquartile mean (95 % interval over seeds)",
+        "completeness",
+        "soundness error, worst case",
+    ]
     lines = [_line([*titles, *(["published"] if published else [])]), "|---" * (len(titles) + bool(published)) + "|"]
     for case, rows in groups.items():
-        figures = [_over_seeds([row[key].get("estimate") for row in rows]) for key in ("accuracy", "completeness", "soundness_error")]
+        figures = [_over_seeds([row[key] for row in rows]) for key in ("accuracy", "completeness", "soundness_error")]
         middle = _share(median(row["accuracy"]["estimate"] for row in rows))
         lines.append(_line([case, str(len(rows)), middle, *figures, *([_share(published.get(case))] if published else [])]))
     return "\n".join(lines)
@@ -61,13 +69,19 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _over_seeds(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    found = mean(known)
-    ends = "" if found.lower is None or found.upper is None else f" ({_share(max(found.lower, 0))} to {_share(min(found.upper, 1))})"
+def _over_seeds(figures: Sequence[Row]) -> str:
+    found = _spread(figures)
+    ends = "" if found.lower is None or found.upper is None else f" ({_share(found.lower)} to {_share(found.upper)})"
     return f"{_share(found.estimate)}{ends}"
+
+
+def _spread(figures: Sequence[Row]) -> Mean:
+    """The interquartile mean of shares over seeds with its interval; none of fewer than five, which stand for themselves."""
+    known = [figure for figure in figures if figure.get("estimate") is not None]
+    if not known:
+        return Mean(None, None, None, 0)
+    found = stratified_interval([[one["estimate"] for one in known]], 0, n_KL=[[one["n"] for one in known]])
+    return found if len(known) >= MIN_SEEDS else Mean(found.estimate, None, None, len(known))
 
 
 def _seeds(groups: Groups) -> str:
@@ -83,10 +97,10 @@ def _seeds(groups: Groups) -> str:
 def _seats(rows: Sequence[Row], groups: Groups) -> str:
     lines = ["| protocol | accuracy as it is | accuracy with a prover at random | its seeds |", "|---|---|---|---|"]
     for case in ORDER:
-        found = [row["accuracy"]["estimate"] for row in sorted(rows, key=lambda row: row["seed"]) if row["case"] == case]
+        found = [row["accuracy"] for row in sorted(rows, key=lambda row: row["seed"]) if row["case"] == case]
         if found:
-            whole = _over_seeds([row["accuracy"]["estimate"] for row in groups.get(case, ())])
-            lines.append(_line([case, whole, _over_seeds(found), ", ".join(_share(value) for value in found)]))
+            whole = _over_seeds([row["accuracy"] for row in groups.get(case, ())])
+            lines.append(_line([case, whole, _over_seeds(found), ", ".join(_share(one["estimate"]) for one in found)]))
     return "\n".join(lines)
 
 
@@ -124,8 +138,8 @@ def _draw(groups: Groups, task: str) -> None:
             right.axvspan(BASELINE[1], BASELINE[2], color="0.9", label="verifier alone, fitted")
             right.axvline(BASELINE[0], color="0.6", linewidth=0.8)
         for at, (case, rows) in enumerate(groups.items()):
-            _dots(right, at, [row["accuracy"]["estimate"] for row in rows])
-            _dots(wrong, at, [row["soundness_error"]["estimate"] for row in rows if "estimate" in row["soundness_error"]])
+            _dots(right, at, [row["accuracy"] for row in rows])
+            _dots(wrong, at, [row["soundness_error"] for row in rows if "estimate" in row["soundness_error"]])
             if case in PUBLISHED[task]:
                 label = "published" if case == next(name for name in names if name in PUBLISHED[task]) else None
                 right.plot([PUBLISHED[task][case]], [at], "|", color="C3", markersize=14, markeredgewidth=2, label=label)
@@ -139,12 +153,12 @@ def _draw(groups: Groups, task: str) -> None:
         pyplot.close(figure)
 
 
-def _dots(axes: Any, at: int, values: Sequence[float]) -> None:
-    """Every seed, their mean, and Student's interval of it."""
-    if not values:
+def _dots(axes: Any, at: int, figures: Sequence[Row]) -> None:
+    """Every seed, their interquartile mean and its interval."""
+    if not figures:
         return
-    found = mean(values)
-    axes.plot(values, [at] * len(values), "o", color="C0", alpha=0.4, markersize=4)
+    found = _spread(figures)
+    axes.plot([one["estimate"] for one in figures], [at] * len(figures), "o", color="C0", alpha=0.4, markersize=4)
     axes.plot([found.estimate], [at], "D", color="C0", markersize=5)
     if found.lower is not None and found.upper is not None:
         axes.plot([found.lower, found.upper], [at, at], color="C0", linewidth=1.5)

@@ -38,8 +38,9 @@ Config = ExperimentConfig | TextExperimentConfig | Mapping[str, Any] | Path | st
 def aec(config: Config, *, split: str = "train", render_mode: str | None = None) -> AECEnv[str, Any, Any]:
     """The experiment's protocol, agent after agent. config: an experiment, its keys, a YAML file or a run folder.
 
-    split: instances of "train" or "test". ``reset(seed=...)`` seeds what is drawn (without, copies differ); ``reset(options={"id": i, "seed": s})`` names instance
-    and episode seed. Raises UserError for a config that is faulty, of language models, or under zero knowledge.
+    split: instances of "train" or "test". ``reset(seed=...)`` seeds what is drawn (without, copies differ), and
+    ``reset(options={"id": i, "seed": s})`` names instance and episode seed. Raises UserError for a config that is
+    faulty, of language models, or under zero knowledge.
     """
     return OrderEnforcingWrapper(ProtocolAEC(config, split, render_mode))
 

@@ -231,7 +231,7 @@ class Copies:
         if MASK not in infos:
             return all_legal
         given, present_B = infos[MASK], infos.get(f"_{MASK}")
-        if getattr(given, "dtype", None) == object:  # masks that are lists: a row each, None where there is none
+        if isinstance(given, np.ndarray) and given.dtype.kind == "O":  # masks that are lists: a row each, None where there is none
             given = [legal if row is None else row for row, legal in zip(given, all_legal, strict=True)]
         legal = np.array(given, dtype=bool)
         return legal if present_B is None else replaced_rows(all_legal, np.asarray(present_B), legal)

@@ -6,7 +6,8 @@ Decisions that matter here:
   var = I / (I - 1) * sum(d_I ** 2) / sum(n_I) ** 2, and Student's quantile with I - 1 degrees of freedom. With equally many trials in
   each this is Student's interval of the data points' own means;
 - a share has the exact interval (Clopper-Pearson, over data points) where every data point speaks with one voice: always where each was
-  tried once, and where all trials of all data points came out alike.
+  tried once, and where all trials of all data points came out alike. Else it has the exact one of as many independent trials as vary as
+  much (see `intervals.share_ends`).
 Source of the variance: Cochran, "Sampling Techniques", 3rd edition, 1977, sections 2.11 and 3.12.
 """
 
@@ -15,7 +16,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from nip_ray.evaluation.intervals import Mean, Proportion, proportion
+from nip_ray.evaluation.intervals import Mean, Proportion, proportion, share_ends
 
 Array = npt.NDArray[np.float64]
 
@@ -43,7 +44,7 @@ def clustered_mean(x_I: npt.ArrayLike, n_I: npt.ArrayLike, level: float = 0.95) 
 
 
 def clustered_share(successes_I: npt.ArrayLike, n_I: npt.ArrayLike, level: float = 0.95) -> Mean | Proportion:
-    """The same for successes in n_I trials; the exact interval where there is one (see above), and never beyond [0, 1].
+    """The same for successes in n_I trials, with the interval of a share (see above).
 
     Without trials `estimate` is None and the interval is [0, 1]. Raises ValueError for impossible counts.
     """
@@ -57,7 +58,8 @@ def clustered_share(successes_I: npt.ArrayLike, n_I: npt.ArrayLike, level: float
     found = clustered_mean(x_I, n_I, level)
     if found.lower is None or found.upper is None:
         return found
-    return Mean(found.estimate, max(found.lower, 0.0), min(found.upper, 1.0), found.n)
+    assert found.estimate is not None
+    return Mean(found.estimate, *share_ends(found.estimate, found.upper - found.estimate, level), found.n)
 
 
 def _tried(x_I: npt.ArrayLike, n_I: npt.ArrayLike) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""How sure a figure is: exact intervals for shares, Student's for means.
+"""How sure a figure is: exact intervals for shares, Student's for means, and for shares of dependent trials something of both.
 
 The binomial interval of Clopper and Pearson (1934) covers the true share in at least `level` of all experiments, whatever the share
 and n are; it is never too narrow. The interval of a mean (Student, 1908) is an approximation for what is not normally distributed.
@@ -77,8 +77,8 @@ def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike, level: float
     """The ratio of two sums over G independent draws: games per round, a share of all moves.
 
     Its interval is that of the linearised ratio (the delta method; Cochran, "Sampling Techniques", 1977, equation 2.39) with Student's
-    quantile, cut off at what the ratio cannot pass: 0 where no numerator is negative, and 1 where none is above its denominator. A
-    share of draws (each denominator 1, each numerator 0 or 1) has the exact one of `proportion`.
+    quantile, cut off at 0 where no numerator is negative. Where none is above its denominator either the ratio is a share, and has that of
+    `share_ends`. A share of draws (each denominator 1, each numerator 0 or 1) has the exact one of `proportion`.
     """
     top_G, bottom_G = np.asarray(numerator_G, dtype=np.float64), np.asarray(denominator_G, dtype=np.float64)
     if bool((bottom_G == 1).all()) and bool(np.isin(top_G, (0, 1)).all()):
@@ -92,8 +92,23 @@ def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike, level: float
     if half is None:
         return Mean(estimate, None, None, top_G.size)
     least = 0.0 if bool((top_G >= 0).all()) and bool((bottom_G >= 0).all()) else -math.inf
-    most = 1.0 if least == 0 and bool((top_G <= bottom_G).all()) else math.inf
-    return Mean(estimate, max(least, estimate - half), min(most, estimate + half), top_G.size)
+    if least == 0 and bool((top_G <= bottom_G).all()):
+        return Mean(estimate, *share_ends(estimate, half, level), top_G.size)
+    return Mean(estimate, max(least, estimate - half), estimate + half, top_G.size)
+
+
+def share_ends(estimate: float, half: float, level: float = 0.95) -> tuple[float, float]:
+    """The interval of a share, strictly between 0 and 1, whose symmetric interval would reach `half` to either side.
+
+    It is the exact one of as many independent trials as would vary as much: Korn and Graubard, "Confidence intervals for
+    proportions with small expected number of positive counts estimated from survey data", Survey Methodology 24, 1998. The symmetric one
+    is far too close where a share is near 0 or 1: the few that differ also say how much they vary.
+    """
+    from scipy.special import betaincinv, ndtri
+
+    trials = estimate * (1 - estimate) * (float(ndtri((1 + level) / 2)) / half) ** 2
+    successes, failures, tail = estimate * trials, (1 - estimate) * trials, (1 - level) / 2
+    return float(betaincinv(successes, failures + 1, tail)), float(betaincinv(successes + 1, failures, 1 - tail))
 
 
 def _check_level(level: float) -> None:

@@ -7,8 +7,10 @@ Decisions that matter here:
   ties were broken at random;
 - the area under the curve is the mean risk over the coverages k/N that verdicts reach (Geifman and El-Yaniv, NeurIPS 2017). A verifier
   that is never sure enough to decide has fewer of them, so the area stands beside the coverage;
-- the area's interval is the normal one with the variance of its influence function: how much an instance moves the mean, by its own risk
-  and by that of all that come after it. It needs errors to know its spread: without any there is none;
+- the area's interval is the exact one of a share with the same variance (`intervals.share_ends`). The variance is that of its influence
+  function: how much an instance moves the mean, by its own risk and by that of all that come after it. An error among the surest moves it
+  most and is the rarest, so its chance at each place is not read off that place but is the share of errors near it, and never 0. Without
+  any error there is no interval;
 - precision at a coverage c is the share of right verdicts among the ceil(c N) surest; its interval is the exact one, given the threshold,
   as that of every risk on the curve is.
 """
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.aggregates import Z95
-from nip_ray.evaluation.intervals import Mean, Proportion, proportion
+from nip_ray.evaluation.intervals import Mean, Proportion, proportion, share_ends
 
 COVERAGES = (0.8, 0.9)
 _POINTS = 40
@@ -63,9 +65,18 @@ def area(risk_N: Array, wrong_N: Array) -> Mean:
     k_N = np.arange(1, n + 1)
     after_N = np.cumsum((1 / k_N)[::-1])[::-1]  # sum of 1/k over the instances that come no earlier
     risks_after_N = np.cumsum((risk_N / k_N)[::-1])[::-1]
-    influence_N = risk_N + wrong_N * after_N - risks_after_N
-    half = Z95 * float(influence_N.std(ddof=1)) / math.sqrt(n)
-    return Mean(estimate, max(0.0, estimate - half), min(1.0, estimate + half), n)
+    chance_N = _chances(wrong_N)
+    between = float((risk_N + chance_N * after_N - risks_after_N).var())
+    within = float((after_N**2 * chance_N * (1 - chance_N)).mean())
+    return Mean(estimate, *share_ends(estimate, Z95 * math.sqrt((between + within) / n)), n)
+
+
+def _chances(wrong_N: Array) -> Array:
+    """(N,) the share of errors among the fifth of all that are nearest in sureness, with half an error and half a right one more."""
+    n = len(wrong_N)
+    reach, place_N, sum_N = max(2, n // 10), np.arange(n), np.concatenate([[0.0], np.cumsum(wrong_N)])
+    first_N, last_N = np.maximum(0, place_N - reach), np.minimum(n, place_N + reach + 1)
+    return (sum_N[last_N] - sum_N[first_N] + 0.5) / (last_N - first_N + 1)
 
 
 def _risks(even_N: Array) -> Array:

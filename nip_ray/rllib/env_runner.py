@@ -81,7 +81,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        self.metrics.stats_cls_lookup = {**self.metrics.stats_cls_lookup, "episode_mean": EpisodeMean}
+        self.metrics.stats_cls_lookup = dict(self.metrics.stats_cls_lookup or {}, episode_mean=EpisodeMean)
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.skip_silent_messages: bool = self.config.skips_silent_messages()
@@ -144,8 +144,8 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         """Play one share of an iteration: complete episodes, always.
 
         iteration: which one (None: the one after the last). worker: whose share (None: this runner's own). past: whom it meets of the past.
-        num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes. With 0 of either nothing
-        is played: RLlib's evaluation passes that to runners without a share.
+        num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes. With 0 of either
+        nothing is played: RLlib's evaluation passes that to runners without a share.
         In an evaluation episodes follow each other from the first, where ``force_reset`` begins again; so equal weights have equal results.
         """
         assert self.play is not None, "the local env runner has nothing to play while there are remote ones"

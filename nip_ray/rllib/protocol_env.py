@@ -18,7 +18,8 @@ class ProtocolEnv(MultiAgentEnv):
 
     Agents whose turn it is get an observation and are asked to act; actions are flat MultiDiscrete arrays (`Layout`).
     ``reset(options={"id": i, "seed": s})`` starts a given instance with a given episode seed; otherwise both are drawn from the
-    env's generator, which ``reset(seed=...)`` seeds; without, copies of the env differ. Rewards of a round go to all agents that have acted so far.
+    env's generator, which ``reset(seed=...)`` seeds; without, copies of the env differ. Rewards of a round go to all agents that have
+    acted so far.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:

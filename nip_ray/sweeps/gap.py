@@ -5,7 +5,8 @@ Decisions that matter here:
   map, so that the gap between prover and verifier grows to the upper right;
 - soundness is what the strongest attacker left of it, 1 - soundness error, where all runs of a cell were attacked when they ended
   (`evaluation.attack.enabled`), else that against their own provers, and the map says which;
-- a cell is the mean over the seeds that ran to their end, with Student's interval; of one seed it is that run's own, over instances.
+- a cell is the mean over the seeds that ran to their end, beside the figure of each (see `summary`); of one seed it has that run's own
+  interval, over instances.
 """
 
 import json
@@ -13,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nip_ray.evaluation.intervals import mean
 from nip_ray.evaluation.report.source import Figure, figure_of, interval_words, percent_words
 from nip_ray.evaluation.report.trust import CELLS_SHOWN, complement
 from nip_ray.sweeps.spec import SweepSpec
-from nip_ray.sweeps.summary import SettingSummary, Summary, short_names, show
+from nip_ray.sweeps.summary import SettingSummary, Summary, each, short_names, show
 
 ATTACKED, OWN = "soundness under attack", "soundness against its own provers"
 
@@ -35,7 +35,7 @@ def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] |
     empty = {"text": "–", "interval": "", "step": "none", "own": False}
     rows = [{"name": row, "elo": None, "cells": [found.get((row, column)) or empty for column in across]} for row in down]
     caption = (
-        "Accuracy, which is shaded, and soundness: means over seeds with Student's 95 % intervals; of one seed its interval over instances."
+        "Accuracy, which is shaded, and soundness: means over seeds, below them each seed's; of one seed its 95 % interval over instances."
     )
     return {
         "columns": across,
@@ -59,24 +59,24 @@ def _ordered(values: Sequence[Any]) -> list[str]:
 def _cell(folder: Path, setting: SettingSummary) -> dict[str, Any] | None:
     runs = [_read(trial.run_dir or folder / "trials" / trial.trial_id) for trial in setting.trials if trial.status == "done"]
     told = [(*_played(run), figure_of(run.get("soundness_error"))) for run in runs]
-    accuracy = pooled([figure for figure, _, _ in told if figure is not None])
-    if accuracy is None:
+    accuracies = [figure for figure, _, _ in told if figure is not None]
+    if not accuracies:
         return None
     errors = [error for _, _, error in told if error is not None]
     attacked = len(errors) == len(told)
-    sound = pooled([complement(error) for error in errors] if attacked else [figure for _, figure, _ in told if figure is not None])
-    also = "" if sound is None else f"{ATTACKED if attacked else OWN} {percent_words(sound.estimate)} {interval_words(sound, True)}"
-    step = round(10 * min(1.0, max(0.0, accuracy.estimate)))
-    return {"text": percent_words(accuracy.estimate), "interval": interval_words(accuracy, True), "step": step, "own": False, "also": also}
+    sound = [complement(error) for error in errors] if attacked else [figure for _, figure, _ in told if figure is not None]
+    also = f"{ATTACKED if attacked else OWN} {percent_words(_mean(sound))} {_spread(sound)}" if sound else ""
+    step = round(10 * min(1.0, max(0.0, _mean(accuracies))))
+    return {"text": percent_words(_mean(accuracies)), "interval": _spread(accuracies), "step": step, "own": False, "also": also}
 
 
-def pooled(figures: Sequence[Figure]) -> Figure | None:
-    """The mean over runs of a share, with Student's interval, cut off at 0 and 1; of one run its own."""
-    if len(figures) < 2:
-        return figures[0] if figures else None
-    found = mean([figure.estimate for figure in figures])
-    lower, upper = (None if end is None else min(1.0, max(0.0, end)) for end in (found.lower, found.upper))
-    return None if found.estimate is None else Figure(found.estimate, lower, upper, found.n)
+def _mean(figures: Sequence[Figure]) -> float:
+    return sum(figure.estimate for figure in figures) / len(figures)
+
+
+def _spread(figures: Sequence[Figure]) -> str:
+    """Of several seeds the figure of each, of one its own interval; in hundredths."""
+    return interval_words(figures[0], True) if len(figures) == 1 else each([round(100 * figure.estimate, 1) for figure in figures])
 
 
 def _played(document: Mapping[str, Any]) -> tuple[Figure | None, Figure | None]:

@@ -254,15 +254,13 @@ def _geometric(values: Sequence[float]) -> bool:
 
 def _shown(setting: SettingSummary, metric: str) -> float | None:
     """The height at which a setting is drawn."""
-    if setting.figure.estimate is not None:
-        return setting.figure.estimate
-    return setting.last
+    return setting.last if setting.mean is None else setting.mean
 
 
 def _draw_plot(plot: Plot, summary: Summary) -> Drawing:
     def fill(axes: "Axes") -> None:
         for i, (value, points) in enumerate(plot.points.items()):
-            name = f"{short_names([plot.x, plot.other])[plot.other]} = {value}" if plot.other else "mean, 95 % interval"
+            name = f"{short_names([plot.x, plot.other])[plot.other]} = {value}" if plot.other else "mean"
             aside = i - (len(plot.points) - 1) / 2
             _add_points(axes, _moved(plot, points, aside), summary.metric, PALETTE[i % len(PALETTE)], name)
         if plot.log:
@@ -288,7 +286,7 @@ def _moved(plot: Plot, points: Sequence[tuple[float, SettingSummary]], steps: fl
 
 
 def _add_points(axes: "Axes", points: Sequence[tuple[float, SettingSummary]], metric: str, colour: str, name: str) -> None:
-    """A dot for each seed (hollow for one that did not run to its end), the mean with its interval for each setting."""
+    """A dot for each seed (hollow for one that did not run to its end), the mean of each setting."""
     for status, face in (("done", colour), ("other", "none")):
         dots = [
             (at, x)
@@ -298,11 +296,13 @@ def _add_points(axes: "Axes", points: Sequence[tuple[float, SettingSummary]], me
         ]
         if dots:
             axes.scatter(*zip(*dots, strict=True), s=14, alpha=0.5, facecolors=face, edgecolors=colour, linewidths=0.8, zorder=3)
-    means = [(at, figure.estimate, figure) for at, one in points if (figure := one.figure).estimate is not None]
-    heights = [float(height) for _, height, _ in means if height is not None]
-    lows = [0.0 if f.lower is None else height - f.lower for height, (_, _, f) in zip(heights, means, strict=True)]
-    highs = [0.0 if f.upper is None else f.upper - height for height, (_, _, f) in zip(heights, means, strict=True)]
-    axes.errorbar(
-        [at for at, _, _ in means], heights, yerr=[lows, highs], color=colour, marker="o", markersize=5, linewidth=0, elinewidth=1.4,
-        capsize=3, label=plain(name, _LONGEST), zorder=4,
-    )  # fmt: skip
+    means = [(at, one.mean) for at, one in points if one.mean is not None]
+    axes.plot(
+        *(zip(*means, strict=True) if means else ([], [])),
+        color=colour,
+        marker="o",
+        markersize=5,
+        linewidth=0,
+        label=plain(name, _LONGEST),
+        zorder=4,
+    )

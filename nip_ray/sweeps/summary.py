@@ -5,8 +5,8 @@ Decisions that matter here:
 - Only trials that ran to their end count in a mean, a smallest and a largest figure. One that was stopped was stopped for being poor, and
   one that failed may have failed for what it had learned: a mean over the others alone would flatter the setting. So a setting with such
   a seed is best only where there is no other.
-- The interval is Student's over seeds: what another seed may give, not what other held-out instances may.
-  Of a share it is cut off at 0 and 1.
+- A mean over seeds stands beside the figure of each seed, without an interval. Runs that learn or break down are not about normal: where
+  one seed in five fails, Student's interval of five seeds holds the mean of all seeds in two cases of three.
 - The best of several settings was chosen by the very figures that are shown, and these are on average too good. The summary says so.
 """
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nip_ray.evaluation.intervals import Mean, mean
 from nip_ray.settings.sweep import SweepSettings
 
 Status = Literal["done", "stopped", "failed", "unfinished"]
@@ -48,37 +47,28 @@ class TrialRecord:
 
 
 _LONGEST = 48  # characters of a value in a table
-_SHARES = {
-    "accuracy",
-    "completeness",
-    "soundness",
-    "undecided",
-    "acceptance",
-    "precision",
-    "recall",
-    "confidence",
-    "worst_case",
-    "always_fail",
-}
-_SHARES |= {"message_regression", "solo_baseline", "wl_bound", "unfinished", "actions"}
-"""Parts of the names of metrics that lie between 0 and 1; so do those that end in `_share`."""
+SEEDS_SHOWN = 10
+"""Seeds of which each figure stands in a table; of more, the smallest and the largest."""
 
 
 @dataclass(frozen=True)
 class SettingSummary:
     """One setting and its trials, which are in the order of `seeds`.
 
-    figure: mean and interval of the metric over the seeds that ran to their end (`figure.n` of them). lowest, highest: of the same.
-    last: mean of what is known of the others, None where nothing is. rank: from 1, the best.
+    figures: the metric of each seed that ran to its end, by seed. last: mean of what is known of the others, None where nothing is.
+    rank: from 1, the best.
     """
 
     values: Mapping[str, Any]
     trials: tuple[TrialRecord, ...]
-    figure: Mean
-    lowest: float | None
-    highest: float | None
+    figures: tuple[float, ...]
     last: float | None
     rank: int = 0
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds that ran to their end, None without any."""
+        return sum(self.figures) / len(self.figures) if self.figures else None
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -93,7 +83,7 @@ class SettingSummary:
     @property
     def complete(self) -> bool:
         """Whether every seed ran to its end and has the figure."""
-        return self.figure.n == len(self.trials)
+        return len(self.figures) == len(self.trials)
 
 
 @dataclass(frozen=True)
@@ -128,9 +118,7 @@ def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary
     sign = 1 if settings.mode == "max" else -1
     order = sorted(range(len(unranked)), key=lambda i: _merit(unranked[i], sign))
     place = {index: rank for rank, index in enumerate(order, 1)}
-    ranked = tuple(
-        SettingSummary(one.values, one.trials, one.figure, one.lowest, one.highest, one.last, place[i]) for i, one in enumerate(unranked)
-    )
+    ranked = tuple(replace(one, rank=place[i]) for i, one in enumerate(unranked))
     best = next((one for one in ranked if one.rank == 1 and _known(one) is not None), None)
     best_trial = None if best is None else _best_trial(best, settings.metric, sign)
     seconds = sum(trial.seconds for trial in trials)
@@ -144,16 +132,16 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "mode": summary.mode,
         "statuses": dict(summary.statuses),
         "seconds": summary.seconds,
-        "best": None if summary.best is None else {"values": dict(summary.best.values), **summary.best.figure.record()},
+        "best": None if summary.best is None else {"values": dict(summary.best.values), **_record(summary.best)},
         "best_trial": None if summary.best_trial is None else summary.best_trial.trial_id,
         "note": summary.note,
         "settings": [
             {
                 "values": dict(setting.values),
                 "rank": setting.rank,
-                **setting.figure.record(),
-                "min": setting.lowest,
-                "max": setting.highest,
+                **_record(setting),
+                "min": min(setting.figures, default=None),
+                "max": max(setting.figures, default=None),
                 "last_of_unfinished": setting.last,
                 "seeds": list(setting.seeds),
                 "trials": [trial.trial_id for trial in setting.trials],
@@ -168,14 +156,13 @@ def table_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of a plain table, best setting first."""
     keys = list(dict.fromkeys(key for setting in summary.settings for key in setting.values))
     short = short_names(keys)
-    header = ["rank", *(short[key] for key in keys), "seeds", summary.metric, "95 % interval", "min", "max", "trials"]
+    header = ["rank", *(short[key] for key in keys), "seeds", summary.metric, "of each seed", "trials"]
     rows = []
     for setting in summary.ranked:
         values = [show(setting.values[key]) if key in setting.values else "" for key in keys]
-        figure = number(setting.figure.estimate) or (f"({number(setting.last)})" if setting.last is not None else "")
-        ends = [number(setting.lowest), number(setting.highest)]
+        figure = number(setting.mean) or (f"({number(setting.last)})" if setting.last is not None else "")
         seeds = ", ".join(map(str, setting.seeds))
-        rows.append([str(setting.rank), *values, seeds, figure, interval(setting.figure), *ends, counts(setting.statuses)])
+        rows.append([str(setting.rank), *values, seeds, figure, each(setting.figures), counts(setting.statuses)])
     return header, rows
 
 
@@ -186,16 +173,11 @@ def headline(summary: Summary) -> str:
         return f"No trial has the figure {summary.metric}."
     name = label(best, summary) or "the only setting"
     figure = _known(best)
-    if best.figure.estimate is None:
+    if not best.figures:
         return f"No trial ran to its end; {name} was at {summary.metric} {number(figure)} when it was left."
-    sure = interval(best.figure)
-    of = f"of {best.figure.n} seeds" if best.figure.n > 1 else "of one seed"
-    with_interval = f"{number(figure)} (mean {of}; 95 % interval {sure})" if sure else f"{number(figure)} ({of}; no interval)"
-    return (
-        f"Best of {tried} settings: {name}, {summary.metric} {with_interval}."
-        if tried > 1
-        else f"{name}: {summary.metric} {with_interval}."
-    )
+    of = f"mean of {len(best.figures)} seeds: {each(best.figures)}" if len(best.figures) > 1 else "of one seed"
+    found = f"{summary.metric} {number(figure)} ({of})"
+    return f"Best of {tried} settings: {name}, {found}." if tried > 1 else f"{name}: {found}."
 
 
 # ---------------------------------------------------------------------------------------------------------- words
@@ -232,9 +214,11 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def interval(figure: Mean) -> str:
-    """The ends of a figure's interval, "" where it has none."""
-    return "" if figure.lower is None or figure.upper is None else f"{figure.lower:.4g} to {figure.upper:.4g}"
+def each(figures: Sequence[float]) -> str:
+    """The figure of each of several seeds, or of many the smallest and the largest; "" for one, which is its own mean."""
+    if len(figures) > SEEDS_SHOWN:
+        return f"{number(min(figures))} to {number(max(figures))}"
+    return ", ".join(map(number, figures)) if len(figures) > 1 else ""
 
 
 def counts(statuses: Mapping[str, int]) -> str:
@@ -262,16 +246,16 @@ def _setting(metric: str, trials: Sequence[TrialRecord]) -> SettingSummary:
     done = [x for trial in ordered if trial.status == "done" and (x := figure_of(trial, metric)) is not None]
     rest = [x for trial in ordered if trial.status != "done" and (x := figure_of(trial, metric)) is not None]
     last = sum(rest) / len(rest) if rest else None
-    figure = mean(done)
-    share = metric.endswith("_share") or not _SHARES.isdisjoint(metric.split("/"))
-    if share and figure.lower is not None and figure.upper is not None:
-        figure = replace(figure, lower=max(0.0, figure.lower), upper=min(1.0, figure.upper))
-    return SettingSummary(ordered[0].values, ordered, figure, min(done, default=None), max(done, default=None), last)
+    return SettingSummary(ordered[0].values, ordered, tuple(done), last)
+
+
+def _record(setting: SettingSummary) -> dict[str, Any]:
+    return {"estimate": setting.mean, "n": len(setting.figures), "figures": list(setting.figures)}
 
 
 def _known(setting: SettingSummary) -> float | None:
     """The figure by which a setting is ranked."""
-    return setting.last if setting.figure.estimate is None else setting.figure.estimate
+    return setting.last if setting.mean is None else setting.mean
 
 
 def _merit(setting: SettingSummary, sign: int) -> tuple[int, float]:
@@ -279,7 +263,7 @@ def _merit(setting: SettingSummary, sign: int) -> tuple[int, float]:
     known = _known(setting)
     if known is None:
         return (3, 0.0)
-    tier = 0 if setting.complete else 1 if setting.figure.n else 2
+    tier = 0 if setting.complete else 1 if setting.figures else 2
     return (tier, -sign * known)
 
 
@@ -310,7 +294,7 @@ def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode:
             "re-train with fresh seeds for an unbiased one."
         )
         notes += [*_ties(best, compared), *_rivals(best, compared, mode)]
-    if best.figure.n == 1:
+    if len(best.figures) == 1:
         notes.append("There is one seed, which says nothing of what another would give.")
     return " ".join(notes)
 
@@ -322,16 +306,11 @@ def _ties(best: SettingSummary, compared: Sequence[SettingSummary]) -> list[str]
 
 
 def _rivals(best: SettingSummary, compared: Sequence[SettingSummary], mode: str) -> list[str]:
-    """How many others may be as good: their intervals overlap with the best one's."""
-    ends = (best.figure.lower, best.figure.upper)
-    if None in ends:
+    """How many others have a seed that is at least as good as the best setting's worst."""
+    if len(best.figures) < 2:
         return []
-    others = [one.figure for one in compared if one is not best and one.figure.lower is not None and one.figure.upper is not None]
-    if mode == "max":
-        near = sum(figure.upper >= best.figure.lower for figure in others)  # type: ignore[operator]
-    else:
-        near = sum(figure.lower <= best.figure.upper for figure in others)  # type: ignore[operator]
-    verb = "overlaps" if near == 1 else "overlap"
-    return (
-        [f"The {'interval' if near == 1 else 'intervals'} of {near} other{'' if near == 1 else 's'} {verb} with its own."] if near else []
-    )
+    sign = 1 if mode == "max" else -1
+    worst = min(sign * x for x in best.figures)
+    near = sum(any(sign * x >= worst for x in one.figures) for one in compared if one is not best)
+    has = "1 other setting has a seed" if near == 1 else f"{near} other settings have a seed"
+    return [f"{has} at least as good as its worst."] if near else []

@@ -69,8 +69,9 @@ class ExperimentTrainable(tune.Trainable):
         self._silence = give_signs(self.folder.path)
 
     def step(self) -> dict[str, Any]:
-        """The next iterations. Returns the newest figures by their keys in metrics.jsonl, `iteration`, `training_iteration`, `run_dir`, `done`,
-        and `failed` (the reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when nothing can be written.
+        """The next iterations. Returns the newest figures by their keys in metrics.jsonl, `iteration`, `training_iteration`, `run_dir`,
+        `done`, and `failed` (the reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when nothing
+        can be written.
         """
         if self._broken is not None:
             raise self._broken

@@ -138,11 +138,15 @@ def test_numbers_that_are_not_finite_end_training_with_advice_that_fits(name: st
     agent.enable_training_mode(True)
     nothing = np.zeros(3, dtype=bool)
     seen = np.full((3, 2), shown, dtype=np.float32)
-    with pytest.raises(TrainingError, match=f"not finite; {advice}"):
+
+    def train() -> None:
         for t in range(8):
             action = agent.act(seen, t, 8)
             agent.record_transition(Transition(seen, action, np.full(3, paid), seen, nothing, nothing, None, {}), t, 8)
             agent.post_interaction(t, 8)
+
+    with pytest.raises(TrainingError, match=f"not finite; {advice}"):
+        train()
 
 
 CARTPOLE = EnvironmentSettings()

@@ -169,7 +169,7 @@ def test_without_a_mask_in_its_infos_a_copy_may_do_anything(kind: Any, mode: str
     copies.reset(0, "episodes")
     assert legal_of(copies.observations) is None
     for _ in range(6):
-        led_to, _, terminated, *_ = copies.step(np.ones(3, dtype=np.int64))
+        led_to, *_ = copies.step(np.ones(3, dtype=np.int64))
         turn = (copies.observations["observation"]).astype(int).tolist()
         assert copies.observations[MASK].tolist() == [[True, True] if now == [0] else [False, True] for now in turn]
         assert led_to[MASK].tolist() == [[True, True] if now == [0] else [False, True] for now in led_to["observation"].tolist()]

@@ -50,3 +50,13 @@ def test_coverage_with_dependent_repeats() -> None:
         naive += plain.lower <= truth <= plain.upper
     assert 0.92 < covered / runs < 0.98
     assert naive / runs < 0.85
+
+
+@pytest.mark.parametrize(("items", "repeats", "truth"), [(20, 4, 0.95), (50, 2, 0.95), (200, 2, 0.98), (20, 4, 0.7)])
+def test_shares_near_1_are_covered_as_often_as_they_say(items: int, repeats: int, truth: float) -> None:
+    """Student's interval of the items' means held the first three in 87 to 89 % of such runs: where few items differ, their spread is not
+    known from them."""
+    random = np.random.default_rng(2)
+    right_RI = random.binomial(repeats, random.beta(4 * truth, 4 * (1 - truth), size=(800, items)))
+    found = [clustered_share(right_I, np.full(items, repeats)) for right_I in right_RI if right_I.min() < repeats]
+    assert np.mean([one.lower <= truth <= one.upper for one in found]) > 0.94

@@ -63,8 +63,8 @@ def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: 
 def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: float = 0.95, groups: Groups | None = None) -> Record:
     """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data points.
 
-    Shares have exact intervals where each item was played once (or all its plays agree), else Student's over items; means Student's over
-    items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
+    Shares have exact intervals where each item was played once (or all its plays agree), else that of `share_ends` over items;
+    means Student's over items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
     """
     item_B, count = _items(dialogues)
     ratios = _ratios(dialogues, protocol, groups or {}) | _confusion(dialogues, protocol)

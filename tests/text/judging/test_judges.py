@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from nip_ray.errors import TrainingError
-from nip_ray.evaluation.intervals import mean, proportion
+from nip_ray.evaluation.intervals import mean, proportion, share_ends
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.protocols import ACCEPT, build
@@ -220,7 +220,8 @@ def test_repeats_of_an_item_are_one_data_point() -> None:
     (found,) = run(dialogues, scenario, NAMES[:1], client)["judges"]["prover_role_conformance"]["means"]
     wanted = mean([0.25, 0.5, 0.75])
     assert (found["estimate"], found["n"]) == (0.5, 3)
-    assert found["lower"] == pytest.approx(max(wanted.lower, 0.0))
+    assert wanted.upper is not None
+    assert (found["lower"], found["upper"]) == pytest.approx(share_ends(0.5, wanted.upper - 0.5))
 
 
 def test_unclear_answers_are_asked_again_three_times() -> None:

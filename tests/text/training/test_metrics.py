@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nip_ray.evaluation.intervals import mean, proportion
+from nip_ray.evaluation.intervals import mean, proportion, share_ends
 from nip_ray.play.dialogue import Dialogue, Turn
 from nip_ray.play.dialogues import advance, start_dialogue
 from nip_ray.play.transcripts import transcript_record
@@ -104,7 +104,9 @@ def test_repeats_are_no_more_data_points() -> None:
     shares = [0.0, 0.25, 0.5, 0.75]
     wanted = mean(shares)
     found = dialogue_record(mixed, NIP.protocol)["verifier/accuracy"]
-    assert found == pytest.approx({"estimate": 0.375, "lower": max(wanted.lower, 0), "upper": wanted.upper, "n": 4})
+    assert wanted.upper is not None
+    lower, upper = share_ends(0.375, wanted.upper - 0.375)
+    assert found == pytest.approx({"estimate": 0.375, "lower": lower, "upper": upper, "n": 4})
     assert dialogue_metrics(mixed, NIP.protocol)["verifier/worst_case"] == 0.0
     assert dialogue_metrics(mixed, NIP.protocol)["verifier/always_fail"] == 0.25
     kinder = [dialogue for dialogue in mixed if dialogue.item.id > 1]
