@@ -80,7 +80,7 @@ def evaluate(
         ends = {f"{key}/{end}" for key in counted for end in ("lower", "upper", "n")}
         plain = [key for key, value in figures.items() if not isinstance(value, dict) and key not in ends and key not in counted]
         print_table(["", ""], [[key, number(figures[key])] for key in plain])
-        rows = [[key, *(number(figures.get(f"{key}{end}")) for end in ("", "/lower", "/upper", "/n"))] for key in counted]
+        rows = [_row(key, *(figures.get(f"{key}{end}") for end in ("", "/lower", "/upper", "/n"))) for key in counted]
         print_table(["", "estimate", "from", "to", "of"], [*rows, *_records(figures)])
         _print_attack(figures)
 
@@ -167,13 +167,18 @@ def _points(record: Mapping[str, Any]) -> str:
     return f"{record['estimate']:.0f} [{record['lower']:.0f}, {record['upper']:.0f}]"
 
 
+def _row(name: str, estimate: Any, lower: Any, upper: Any, n: Any) -> list[str]:
+    ends = ["exact", ""] if lower is not None and lower == upper else [number(lower), number(upper)]
+    return [name, number(estimate), *ends, number(n)]
+
+
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
     """A row for every record in the parts of an evaluation, but those of the attack, and those that stand flat beside them."""
     for key, value in figures.items():
         if (prefix in ("", "unseen/") and key in _TOLD_APART) or not isinstance(value, dict):
             continue
         if "estimate" in value:
-            yield [f"{prefix}{key}", *(number(value[part]) for part in ("estimate", "lower", "upper", "n"))]
+            yield _row(f"{prefix}{key}", *(value[part] for part in ("estimate", "lower", "upper", "n")))
         else:
             yield from _records(value, f"{prefix}{key}/")
 
@@ -199,6 +204,8 @@ def _print_attack(figures: Mapping[str, Any]) -> None:
 def _interval(record: Mapping[str, Any]) -> str:
     if record["estimate"] is None:
         return "-"
+    if record.get("exact"):
+        return f"{record['estimate']:.3f} exact"
     ends = "" if record["lower"] is None else f" [{record['lower']:.3f}, {record['upper']:.3f}]"
     return f"{record['estimate']:.3f}{ends}"
 
