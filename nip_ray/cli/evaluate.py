@@ -42,6 +42,9 @@ def evaluate(
             autocompletion=config_keys,
         ),
     ] = None,
+    instances: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a JSON line about every instance there", show_default=False)
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,12 +56,13 @@ def evaluate(
         if all_checkpoints:
             if checkpoint is not None:
                 raise UserError("--all-checkpoints and --checkpoint: give one of them")
-            if attack or settings:
-                raise UserError("--all-checkpoints: an attack, and --set, are for one checkpoint; leave them out")
+            if attack or settings or instances is not None:
+                raise UserError("--all-checkpoints: --attack, --set and --instances are for one checkpoint; leave them out")
             folder = local_run(run_dir)
             check_run_dir(folder)
             _rerun(folder, dataset, seed, as_json)
             return
+        _refuse_no_file("--instances", instances)
         # whatever a library prints: stdout is for the figures
         with run_folder(str(run_dir)) as folder, redirect_stdout(sys.stderr):
             check_run_dir(folder)
@@ -71,6 +75,7 @@ def evaluate(
                 seed=seed,
                 attacked=attack,
                 settings=settings or [],
+                instances=instances,
                 quiet=quiet or as_json,
             )
         if as_json:
@@ -114,10 +119,7 @@ def cross_play(
             raise UserError(f"--checkpoints: got {len(run_dirs)} runs, expected one")
         for run_dir in run_dirs:
             check_run_dir(run_dir)
-        if out is not None and (out.is_dir() or not out.parent.is_dir()):
-            raise UserError(
-                f"--out {out}: {'is a folder' if out.is_dir() else 'its folder does not exist'}; name a file in a folder that does"
-            )
+        _refuse_no_file("--out", out)
         with redirect_stdout(sys.stderr):
             from nip_ray.storage.folder import write_document
 
@@ -145,6 +147,12 @@ def cross_play(
         print_table(["IQM accuracy against other runs' provers", ""], rows)
         elo = [{one["name"]: _points(one) for one in found["elo"][role]} for role in found["roles"]]
         print_table(["Elo", "verifier", "prover"], [[name, *(of_role[name] for of_role in elo)] for name in names])
+
+
+def _refuse_no_file(option: str, out: Path | None) -> None:
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        wrong = "is a folder" if out.is_dir() else "its folder does not exist"
+        raise UserError(f"{option} {out}: {wrong}; name a file in a folder that does")
 
 
 def _print_over_time(found: Mapping[str, Any]) -> None:
