@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nip_ray.config.fault_texts import fault_text
-from nip_ray.config.keys import branches, keys_of, tag_of, with_tags
+from nip_ray.config.keys import branches, keys_of, tag_of
 from nip_ray.config.plugins import import_needed
 from nip_ray.errors import UserError
 from nip_ray.settings.code_validation import CodeValidationSettings
@@ -100,24 +100,25 @@ class Experiment(BaseModel):
     strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _in_own_words(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Raises one UserError for all faults, as of a YAML file, instead of pydantic's."""
-        if isinstance(data, Mapping):
-            import_needed(data, cls)
-            refuse_other_players(data, cls)
-            data = with_tags(data, cls)
-        try:
-            return handler(data)
-        except ValidationError as error:
-            raise UserError(*dict.fromkeys(fault_text(detail, cls) for detail in error.errors(include_url=False))) from None
+    def __new__(cls, **data: Any) -> Self:
+        """Raises one UserError for all faults, as of a YAML file, before pydantic raises its own."""
+        if data:
+            cls.model_validate(data)
+        return super().__new__(cls)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config."""
+        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config.
+
+        Raises one UserError for all faults.
+        """
         import_needed(obj, cls)
-        return super().model_validate(obj, **options)
+        if isinstance(obj, Mapping):
+            refuse_other_players(obj, cls)
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            raise UserError(*dict.fromkeys(fault_text(detail, cls) for detail in error.errors(include_url=False))) from None
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
@@ -139,8 +140,8 @@ def refuse_other_players(data: Mapping[str, Any], kind: type[Experiment]) -> Non
     foreign = {key: name for key, name in parts.items() if name not in names_of(kind, key) and name in names_of(other, key)}
     for key, name in foreign.items():
         rest = next((f"{one}.name: {own} is for {words[kind]}" for one, own in parts.items() if one not in foreign), "")
-        hint = f"; {rest}; choose one of {', '.join(names_of(kind, key))}, or change both" if rest else f"; use nip_ray.{other.__name__}"
-        raise UserError(f"{key}.name: {name} is for {words[other]}{hint}")
+        hint = f"and {rest}, choose one of {', '.join(names_of(kind, key))}, or change both" if rest else f"use nip_ray.{other.__name__}"
+        raise UserError(f"{key}.name: {name} is for {words[other]}, {hint}")
 
 
 class ExperimentConfig(Experiment):
