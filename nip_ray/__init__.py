@@ -1,6 +1,6 @@
 """Neural interactive proofs on Ray: train verifiers that stronger, untrusted provers cannot fool.
 
-Importing this package costs nothing: `run_experiment` and `ExperimentConfig` are loaded when they are first asked for. The rooms
+Importing this package costs nothing: what it exports is loaded when it is first asked for. The rooms
 `protocols`, `scenarios`, `networks`, `learning` and `play` need torch and numpy alone.
 """
 
@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 from nip_ray.version import __version__
 
 if TYPE_CHECKING:
-    from nip_ray.config.experiment import ExperimentConfig
+    from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
     from nip_ray.runs.experiment import run_experiment
 
-__all__ = ["ExperimentConfig", "__version__", "run_experiment"]
+__all__ = ["ExperimentConfig", "TextExperimentConfig", "__version__", "run_experiment"]
 
-_LAZY = {"ExperimentConfig": "nip_ray.config.experiment", "run_experiment": "nip_ray.runs.experiment"}
+_LAZY = {
+    "ExperimentConfig": "nip_ray.config.experiment",
+    "TextExperimentConfig": "nip_ray.config.experiment",
+    "run_experiment": "nip_ray.runs.experiment",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -94,6 +94,8 @@ def is_run(folder: Path) -> bool:
 
 def check_run_dir(folder: Path) -> None:
     """UserError where `folder` is not a run's."""
+    if folder.is_file():
+        raise UserError(f"{folder}: is a file, name the folder of a run; a config is for `nip-ray train {quote(str(folder))}`")
     if not folder.is_dir():
         from nip_ray.config.load import nearest_path
         from nip_ray.storage.listing import find_runs

@@ -42,6 +42,9 @@ def evaluate(
             autocompletion=config_keys,
         ),
     ] = None,
+    instances: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a JSON line about every instance there", show_default=False)
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,12 +56,13 @@ def evaluate(
         if all_checkpoints:
             if checkpoint is not None:
                 raise UserError("--all-checkpoints and --checkpoint: give one of them")
-            if attack or settings:
-                raise UserError("--all-checkpoints: an attack, and --set, are for one checkpoint; leave them out")
+            if attack or settings or instances is not None:
+                raise UserError("--all-checkpoints: --attack, --set and --instances are for one checkpoint; leave them out")
             folder = local_run(run_dir)
             check_run_dir(folder)
             _rerun(folder, dataset, seed, as_json)
             return
+        _refuse_no_file("--instances", instances)
         # whatever a library prints: stdout is for the figures
         with run_folder(str(run_dir)) as folder, redirect_stdout(sys.stderr):
             check_run_dir(folder)
@@ -71,6 +75,7 @@ def evaluate(
                 seed=seed,
                 attacked=attack,
                 settings=settings or [],
+                instances=instances,
                 quiet=quiet or as_json,
             )
         if as_json:
@@ -80,7 +85,7 @@ def evaluate(
         ends = {f"{key}/{end}" for key in counted for end in ("lower", "upper", "n")}
         plain = [key for key, value in figures.items() if not isinstance(value, dict) and key not in ends and key not in counted]
         print_table(["", ""], [[key, number(figures[key])] for key in plain])
-        rows = [[key, *(number(figures.get(f"{key}{end}")) for end in ("", "/lower", "/upper", "/n"))] for key in counted]
+        rows = [_row(key, *(figures.get(f"{key}{end}") for end in ("", "/lower", "/upper", "/n"))) for key in counted]
         print_table(["", "estimate", "from", "to", "of"], [*rows, *_records(figures)])
         _print_attack(figures)
 
@@ -114,10 +119,7 @@ def cross_play(
             raise UserError(f"--checkpoints: got {len(run_dirs)} runs, expected one")
         for run_dir in run_dirs:
             check_run_dir(run_dir)
-        if out is not None and (out.is_dir() or not out.parent.is_dir()):
-            raise UserError(
-                f"--out {out}: {'is a folder' if out.is_dir() else 'its folder does not exist'}; name a file in a folder that does"
-            )
+        _refuse_no_file("--out", out)
         with redirect_stdout(sys.stderr):
             from nip_ray.storage.folder import write_document
 
@@ -147,6 +149,12 @@ def cross_play(
         print_table(["Elo", "verifier", "prover"], [[name, *(of_role[name] for of_role in elo)] for name in names])
 
 
+def _refuse_no_file(option: str, out: Path | None) -> None:
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        wrong = "is a folder" if out.is_dir() else "its folder does not exist"
+        raise UserError(f"{option} {out}: {wrong}; name a file in a folder that does")
+
+
 def _print_over_time(found: Mapping[str, Any]) -> None:
     """Checkpoints of the one role down, those of the other across, with ratings; of many, some that are spread over time."""
     from nip_ray.play.opponent_pool import thinned
@@ -167,13 +175,18 @@ def _points(record: Mapping[str, Any]) -> str:
     return f"{record['estimate']:.0f} [{record['lower']:.0f}, {record['upper']:.0f}]"
 
 
+def _row(name: str, estimate: Any, lower: Any, upper: Any, n: Any) -> list[str]:
+    ends = ["exact", ""] if lower is not None and lower == upper else [number(lower), number(upper)]
+    return [name, number(estimate), *ends, number(n)]
+
+
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
     """A row for every record in the parts of an evaluation, but those of the attack, and those that stand flat beside them."""
     for key, value in figures.items():
         if (prefix in ("", "unseen/") and key in _TOLD_APART) or not isinstance(value, dict):
             continue
         if "estimate" in value:
-            yield [f"{prefix}{key}", *(number(value[part]) for part in ("estimate", "lower", "upper", "n"))]
+            yield _row(f"{prefix}{key}", *(value[part] for part in ("estimate", "lower", "upper", "n")))
         else:
             yield from _records(value, f"{prefix}{key}/")
 
@@ -199,6 +212,8 @@ def _print_attack(figures: Mapping[str, Any]) -> None:
 def _interval(record: Mapping[str, Any]) -> str:
     if record["estimate"] is None:
         return "-"
+    if record.get("exact"):
+        return f"{record['estimate']:.3f} exact"
     ends = "" if record["lower"] is None else f" [{record['lower']:.3f}, {record['upper']:.3f}]"
     return f"{record['estimate']:.3f}{ends}"
 

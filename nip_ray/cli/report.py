@@ -91,7 +91,7 @@ def _print_pair(found: Mapping[str, Any]) -> None:
         shares = [number(record[part]["estimate"]) for part in ("first", "second", "difference")]
         counts = [str(record["only_first"]), str(record["only_second"]), number(record["p"])]
         low, high = (number(record["difference"][end]) for end in ("lower", "upper"))
-        rows.append([name, *shares, f"({low} to {high})", *counts])
+        rows.append([name, *shares, "exact" if record["difference"].get("exact") else f"({low} to {high})", *counts])
     print_table(header, rows)
     if found["left_out"]:
         typer.echo(f"{found['left_out']} instances that a run has trained on are left out")

@@ -58,6 +58,8 @@ def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "")
         if isinstance(was, Mapping) and isinstance(wanted, Mapping) and set(was) == set(wanted) and not any("." in name for name in was):
             yield from changes_of(was, wanted, f"{prefix}{key}.")
         elif was != wanted:
+            if isinstance(was, Mapping) and isinstance(wanted, Mapping):
+                yield f"{prefix}{key}=null"  # or the new mapping would be merged into the old one
             yield f"{prefix}{key}={json.dumps(wanted)}"
 
 

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nip_ray.config.fault_texts import fault_text
+from nip_ray.config.keys import branches, keys_of, tag_of
 from nip_ray.config.plugins import import_needed
+from nip_ray.errors import UserError
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.experiment import (
@@ -97,17 +100,48 @@ class Experiment(BaseModel):
     strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
 
+    def __new__(cls, **data: Any) -> Self:
+        """Raises one UserError for all faults, as of a YAML file, before pydantic raises its own."""
+        if data:
+            cls.model_validate(data)
+        return super().__new__(cls)
+
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config."""
+        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config.
+
+        Raises one UserError for all faults.
+        """
         import_needed(obj, cls)
-        return super().model_validate(obj, **options)
+        if isinstance(obj, Mapping):
+            refuse_other_players(obj, cls)
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            raise UserError(*dict.fromkeys(fault_text(detail, cls) for detail in error.errors(include_url=False))) from None
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
         """As `model_validate`, from JSON."""
         import_needed(pydantic_core.from_json(json_data), cls)
         return super().model_validate_json(json_data, **options)
+
+
+def names_of(kind: type[Experiment], key: str) -> list[str]:
+    """What `KEY.name` can be in a config of this class."""
+    return [tag_of(member) for member in branches(keys_of(kind)[key].annotation)]
+
+
+def refuse_other_players(data: Mapping[str, Any], kind: type[Experiment]) -> None:
+    """Raises UserError where a scenario or an algorithm is of the other class of experiments: one line instead of a list of its keys."""
+    words = {ExperimentConfig: "agents with networks", TextExperimentConfig: "language models"}
+    other = next(one for one in words if one is not kind)
+    parts = {key: part["name"] for key in ("scenario", "algorithm") if isinstance(part := data.get(key), Mapping) and "name" in part}
+    foreign = {key: name for key, name in parts.items() if name not in names_of(kind, key) and name in names_of(other, key)}
+    for key, name in foreign.items():
+        rest = next((f"{one}.name: {own} is for {words[kind]}" for one, own in parts.items() if one not in foreign), "")
+        hint = f"and {rest}, choose one of {', '.join(names_of(kind, key))}, or change both" if rest else f"use nip_ray.{other.__name__}"
+        raise UserError(f"{key}.name: {name} is for {words[other]}, {hint}")
 
 
 class ExperimentConfig(Experiment):

@@ -28,7 +28,14 @@ import pydantic_core
 import yaml
 
 from nip_ray.config.aliases import in_own_words, other_words
-from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
+from nip_ray.config.experiment import (
+    FORMAT_VERSION,
+    Experiment,
+    ExperimentConfig,
+    TextExperimentConfig,
+    names_of,
+    refuse_other_players,
+)
 from nip_ray.config.fault_texts import fault_text, shown
 from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation, with_tags
 from nip_ray.config.missing import refuse_missing, refuse_missing_tags
@@ -186,11 +193,6 @@ def text_names() -> dict[str, list[str]]:
     return {key: [name for name in names_of(TextExperimentConfig, key) if name not in names_of(ExperimentConfig, key)] for key in keys}
 
 
-def names_of(kind: type[AnyConfig], key: str) -> list[str]:
-    """What `KEY.name` can be in a config of this class."""
-    return [tag_of(member) for member in branches(keys_of(kind)[key].annotation)]
-
-
 def is_runner(data: Mapping[str, Any]) -> bool:
     """Whether a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
     found = any(key in data for key in RUNNER_KEYS) or isinstance(data.get("learners"), list)
@@ -211,6 +213,7 @@ def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyCo
     """
     _check_format(data)
     kind = kind_of(data)
+    refuse_other_players(data, kind)
     data = in_own_words(data, kind)
     if complete:
         refuse_missing_tags(data, kind)
@@ -272,6 +275,8 @@ def differences(value: Any, default: Any = None) -> dict[str, Any]:
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, a step into a list is an index.
 
+    A mapping is merged into the one that is there, which a line reports; see `_merged` for what it replaces instead.
+
     What `data` says of a learning rule's setting under another name goes. Raises UserError for an override that is not of this form or
     leads nowhere.
     """
@@ -320,11 +325,42 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
         else:
             raise UserError(f"--set {override}: {here} is {shown(at)}, which has no keys below it")
         if last:
-            at[step] = value
+            old = at.get(step) if isinstance(at, dict) else at[step]
+            at[step] = _merged(old, value)
+            if isinstance(old, dict) and isinstance(value, dict) and (others := old.keys() - value.keys()):
+                listed = ", ".join(sorted(map(str, others))[:4]) + (", ..." if len(others) > 4 else "")
+                kept = "is merged, and these stay" if others & at[step].keys() else "replaces all of it, without"
+                say(f"--set {'.'.join(parts)}: {kept}: {listed}")
         else:
             if (at.get(step) if isinstance(at, dict) else at[step]) is None:
                 at[step] = {}
             at = at[step]
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """`new` laid over `old` where both are mappings. It replaces `old` where it is empty, where `name` says that it is of another kind, and
+    where both are a single list under different keys: a sweep's search spaces.
+    """
+    if not (isinstance(old, dict) and isinstance(new, dict) and new):
+        return new
+    spaces = len(old) == len(new) == 1 and all(isinstance(item, list) for item in (*old.values(), *new.values()))
+    if "name" in new and new["name"] != old.get("name", new["name"]) or spaces and old.keys() != new.keys():
+        return new
+    return {**old, **{key: _merged(old.get(key), item) for key, item in new.items()}}
+
+
+def config_of(config: AnyConfig | Mapping[str, Any] | Path | str, *, checked: bool = True) -> AnyConfig:
+    """A config as Python callers give it: as such, its keys, or a YAML file or run folder. Raises UserError for faults.
+
+    checked: as of `load_config`; a config that is given as such, or by its keys, is not checked here.
+    """
+    if isinstance(config, Path | str):
+        return load_config(config, checked=checked)
+    if isinstance(config, Mapping):
+        return config_from_dict(config)
+    if not isinstance(config, Experiment):
+        raise UserError(f"config: got {shown(config)}, expected an ExperimentConfig, a TextExperimentConfig, a mapping or a path")
+    return config
 
 
 def settings_from(data: Any, kind: type[Settings], prefix: str = "") -> Settings:

@@ -5,7 +5,8 @@ Decisions that matter here:
 - An addition is a settings class like those that ship, and joins the union of the config itself. So its keys are checked,
   suggested, dumped and described in the schema by the same code, and nothing downstream knows that it was not there from the start.
 - All that is expected of a settings class is asked when it is added, in one error: not when the first config names it.
-- A class of the same module and name takes the place of the former: it comes from the same cell of a notebook, run again.
+- A class of the same name and module, or file, takes the place of the former: it comes from the same cell of a notebook, run again, or
+  from a file that is imported and named in `plugins` as well.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from pydantic_core import to_json
 from nip_ray.config.experiment import Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
 from nip_ray.errors import UserError
+from nip_ray.protocols.tables import same_definition
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
@@ -62,7 +64,7 @@ def add(part: Part, settings: type) -> str:
     if faults:
         raise UserError(f"{_words(part)} settings {getattr(settings, '__name__', reprlib.repr(settings))}: " + "; ".join(faults))
     name = tag_of(settings)
-    if name in map(tag_of, _SHIPPED[part]) or not _same_place(ADDED[part].get(name, settings), settings):
+    if name in map(tag_of, _SHIPPED[part]) or not same_definition(ADDED[part].get(name, settings), settings):
         raise UserError(f"{_words(part)} {name!r} is registered already; choose another name")
     if ADDED[part].get(name) is not settings:
         ADDED[part][name] = settings
@@ -86,10 +88,6 @@ def _rebuild(part: Part) -> None:
     kind.model_fields[key].annotation = dict[str, Annotated[union, Field(discriminator="name")]] if part == "provider" else union
     kind.model_rebuild(force=True)
     keys_of.cache_clear()
-
-
-def _same_place(one: type, other: type) -> bool:
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 # --------------------------------------------------------------------------------------------------------------- faults

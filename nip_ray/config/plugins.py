@@ -138,7 +138,7 @@ def _import_file(path: Path) -> None:
     if name in sys.modules:
         return
     if not path.is_file():
-        raise UserError(f"plugins: {path} does not exist")
+        raise UserError(f"plugins: {path} does not exist (paths begin in the folder where the command is started)")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -18,7 +18,7 @@ from nip_ray.config.learning_rules import LEARNING_RULES, learns, nothing_to_tra
 from nip_ray.config.members import ADDED
 from nip_ray.config.opponent_rules import opponents
 from nip_ray.config.players import players, playing, rounds_of, source_of, without_verifier
-from nip_ray.config.plugins import import_plugins
+from nip_ray.config.plugins import import_plugins, is_plugin_file
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.search_rules import search, verdict_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
@@ -78,6 +78,12 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
         if paid:
             yield f"protocol: {', '.join(paid)} without effect, since the rule solo learns from labels"
         return
+    home = getattr(PROTOCOLS[config.protocol.name], "__module__", "")
+    if not home.startswith("nip_ray.") and not is_plugin_file(home) and home not in config.plugins:
+        yield (
+            f"protocol.name: {config.protocol.name} was registered by {home}, which `plugins` does not name, so no other process can read "
+            "this run; put it in a file and name that"
+        )
     table = table_of(config.protocol.name, config.protocol)
     yield from _goals_and_payment(table)
     yield from _turns_that_never_pay(config.protocol, table)
@@ -537,12 +543,16 @@ def _made_scores(data: GraphDataSettings, both: float) -> Iterator[str]:
         yield f"scenario.data.min_wl_score: got {data.min_wl_score}, but no made negative has that score, lower it"
 
 
+def _looked_at(name: str) -> str:
+    return f"paths begin in the folder where the command is started, so this is {Path(name).resolve()}"
+
+
 def plugins(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """Plugin files and modules exist (they are imported later)."""
     for number, name in enumerate(config.plugins):
         if name.endswith(".py"):
             if not Path(name).is_file():
-                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module"
+                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module ({_looked_at(name)})"
         elif not _module_exists(name):
             yield f"plugins.{number}: no module named {name!r}, name an installed module or a Python file (ending in .py)"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.load import config_from_dict, load_config
+from nip_ray.config.load import config_of
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 
@@ -17,11 +17,7 @@ def experiment_of(config: AnyConfig | Mapping[str, Any] | Path | str) -> Experim
 
     Raises UserError for faults of protocol and scenario, for language models, and under zero knowledge.
     """
-    if isinstance(config, Path | str):
-        found: AnyConfig = load_config(config, checked=False)
-    else:
-        found = config_from_dict(config) if isinstance(config, Mapping) else config
-    made = playable(found)
+    made = playable(config_of(config, checked=False))
     try:
         check(made, training=False)
     except UserError as error:

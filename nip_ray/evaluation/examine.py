@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from nip_ray.evaluation.calibration import calibration
+from nip_ray.evaluation.enumerated import as_exact, distinct_part
 from nip_ray.evaluation.intervals import Proportion, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
@@ -41,6 +42,7 @@ class Examination:
         else:
             self.ids = scenario.ids(split).cpu()
         self.play = BatchedPlay(scenario, str(scenario.label_I.device))
+        self.distinct = distinct_part(scenario, self.ids)
 
     def rollout(self, networks: Mapping[str, nn.Module], greedy: bool, repeat: int = 0) -> Rollout:
         """Every instance once. `repeat` picks other random numbers for sampled actions and episode seeds."""
@@ -133,9 +135,10 @@ class Examination:
             by: dict[str, dict[str, Any]] = {}
             for who, part in staged.copies(place_K).by(protocol).items():
                 right_K = part.rollout.verdict_B == part.rollout.y_B
-                by[who] = found = {"calibration": calibration(part, self.seed)}
+                by[who] = found = {"calibration": as_exact(calibration(part, self.seed), self.distinct)}
                 if value := message_value(self.play, networks, self.ids[place_K], seed_B[place_K], right_K, self.seed, who):
-                    found["message_value"] = value
+                    greedy = {way: as_exact(value[way], self.distinct) for way in value.keys() & {"heard", "silenced", "without"}}
+                    found["message_value"] = {way: greedy.get(way, record) for way, record in value.items()}
                 if rollouts:
                     found["worst_case"] = worst_case(protocol, [seen[who] for seen in sampled], self.scenario.group_I(), who)
             made.append({**by.pop(VERDICT), **({"deciders": by} if by else {})})
@@ -172,6 +175,8 @@ class Examination:
         if sampled:
             rollouts["sampled"] = self.rollout(networks, greedy=False)
         document |= {mode: self.record(rollout) for mode, rollout in rollouts.items()}
+        if "greedy" in document:
+            document["greedy"] = as_exact(document["greedy"], self.distinct)
         if (kept_K := _apart(trained_B)) is not None:
             fitted = self.scenario.solo_baseline(self.ids[kept_K])
             document["unseen"] = {

@@ -84,6 +84,12 @@ class Scenario(ABC):
         """Named integer labels by id (I,) over which evaluation also reports: a Weisfeiler-Leman score, a difficulty."""
         return {}
 
+    def situation_I(self) -> Tensor | None:
+        """(I,) int64, in a game whose situations are all in its table: which one each instance is. Greedy play of instances with the same
+        number must be the same. None: instances are a sample of more than these.
+        """
+        return None
+
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
         """Figures of the agents that are computed instead of sampled, where the game is small enough; runs log them as ``eval/<name>``."""
         return {}

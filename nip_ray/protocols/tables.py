@@ -4,6 +4,7 @@ A protocol of your own takes a builder from `ProtocolParams` to `Protocol`; see 
 protocol (who plays, for how long, which parameters count) is read off the tables themselves, so they load no torch.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -300,14 +301,26 @@ _ZERO_KNOWLEDGE = ("simulator_reward_coefficient", "aux_prover_reward_coefficien
 def register(name: str, builder: ProtocolBuilder) -> None:
     """Add a protocol of your own under `name`, after checking what it builds with default parameters.
 
+    The same definition again (a cell that is run again, a file that is imported and named in `plugins`) takes the place of the former.
     Raises UserError when the name is taken or `check` finds a fault.
     """
     from nip_ray.protocols.conformance import check
 
-    if name in PROTOCOLS and PROTOCOLS[name] is not builder:
+    if name in PROTOCOLS and not same_definition(PROTOCOLS[name], builder):
         raise UserError(f"protocol {name!r} is registered already; choose another name")
     check(builder(ProtocolParams()))
     PROTOCOLS[name] = builder
+
+
+def same_definition(one: Any, other: Any) -> bool:
+    """Whether two classes or functions are one definition, executed again: of one name in one module, or in one file."""
+    if one is other:
+        return True
+    names = [(getattr(made, "__module__", None), getattr(made, "__qualname__", None)) for made in (one, other)]
+    if None in (*names[0], *names[1]) or names[0][1] != names[1][1]:
+        return False
+    files = [getattr(sys.modules.get(str(module)), "__file__", None) for module, _ in names]
+    return names[0] == names[1] or (files[0] is not None and files[0] == files[1])
 
 
 def build(name: str, **params: Any) -> Protocol:
@@ -318,7 +331,7 @@ def build(name: str, **params: Any) -> Protocol:
     from nip_ray.protocols.conformance import check
 
     if name not in PROTOCOLS:
-        raise UserError(f"unknown protocol {name!r}; expected one of {', '.join(sorted(PROTOCOLS))}")
+        raise UserError(f"unknown protocol {name!r}; expected one of {', '.join(sorted(PROTOCOLS))} (one of your own needs `plugins`)")
     known = {f.name for f in fields(ProtocolParams)}
     for key in params:
         if key not in known:

@@ -9,16 +9,16 @@ Decisions that matter here:
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import changes_of, refuse_fixed, resumed_config
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.load import config_to_yaml, load_config, plain
+from nip_ray.config.load import config_of, config_to_yaml, load_config, plain
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.plugins import know
 from nip_ray.config.rules import check, warnings_of
@@ -38,13 +38,19 @@ if TYPE_CHECKING:
 
 @interruptible()
 def run_experiment(
-    config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False
+    config: ExperimentConfig | TextExperimentConfig | Mapping[str, Any] | Path | str,
+    run_dir: Path | str | None = None,
+    *,
+    quiet: bool = False,
 ) -> ExperimentResult:
     """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
+
+    config: or its keys as in YAML, or a YAML file, or the folder of a run whose config is used again.
 
     Raises UserError for a config or a folder that cannot work, before Ray starts or a call is made; TrainingError when training breaks
     down, or the budget of language agents is spent, with everything saved that was paid for.
     """
+    config = config_of(config)
     check(config)
     check_trackers(config.tracking)
     config = with_absolute_paths(config)

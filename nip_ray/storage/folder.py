@@ -39,6 +39,7 @@ VERSION = 1
 """The format of every file written here."""
 
 CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
+IDENTITY = "run.json"
 EXPORTED = "exported.json"
 """In a folder that was made of a run for others to have: it can be evaluated, not resumed."""
 _BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.json", "warnings.log", "experiment.yaml"}
@@ -105,6 +106,8 @@ class RunFolder:
             raise UserError(f"{path}: no run here, {'it is not a folder' if path.exists() else 'there is no such folder'}")
         if not (path / CONFIG).is_file():
             raise UserError(f"{path}: no run here, {CONFIG} is missing")
+        if (path / IDENTITY).is_file():
+            _refuse_newer(path / IDENTITY)
         run = cls(path, lock(path) if write else None)
         if write:
             _remove_leftovers(path)
@@ -479,6 +482,17 @@ def _read_text(path: Path) -> str:
         raise UserError(f"{path} is damaged: it is not text in UTF-8 ({error.reason} at byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _refuse_newer(path: Path) -> None:
+    """Raises UserError where the document at `path` is of a newer version; whatever else is wrong with it, its readers report."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    version = document.get("version") if isinstance(document, dict) else None
+    if type(version) is int:
+        _check_version(version, str(path))
 
 
 def _check_version(version: Any, where: str) -> None:

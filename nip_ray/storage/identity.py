@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.storage.folder import IDENTITY as IDENTITY
 from nip_ray.storage.folder import RunFolder
-
-IDENTITY = "run.json"
 
 
 @dataclass(frozen=True)

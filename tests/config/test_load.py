@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_ray.config.aliases import ALIASES
+from nip_ray.config.changes import changes_of
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import keys_of
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, differences, load_config
@@ -284,3 +285,19 @@ def test_a_part_that_is_there_with_its_defaults_alone_is_a_difference(part: str)
     config = config_from_dict({part: {}})
     assert differences(config)[part] == {}
     assert config_from_dict(differences(config), complete=False) == config != config_from_dict({})
+
+
+def test_a_mapping_is_merged_and_what_it_replaces_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    there = {"scenario": {"agents": {"prover": {"num_layers": 2, "bias": False}}}, "protocol": {"name": "nip", "max_rounds": 3}}
+    made = apply_overrides(there, ["scenario.agents.prover={num_layers: 3}"])
+    assert made["scenario"]["agents"]["prover"] == {"num_layers": 3, "bias": False}
+    assert "--set scenario.agents.prover: is merged, and these stay: bias" in capsys.readouterr().err
+    assert apply_overrides(there, ["protocol={name: debate}"])["protocol"] == {"name": "debate"}
+    assert "--set protocol: replaces all of it, without: max_rounds" in capsys.readouterr().err
+    assert apply_overrides(there, ["scenario.agents={}"])["scenario"]["agents"] == {}
+    assert apply_overrides({"a": {"grid": [1]}}, ["a={uniform: [0, 1]}"])["a"] == {"uniform": [0, 1]}
+
+
+def test_changes_make_the_new_of_the_old_also_where_a_key_is_gone() -> None:
+    old, new = {"schedules": {"a": {"stop": 1}, "b": {"stop": 2}}}, {"schedules": {"b": {"stop": 3}}}
+    assert apply_overrides(old, list(changes_of(old, new))) == new

@@ -27,7 +27,7 @@ from nip_ray.evaluation.report.describe import describe, section
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
 from nip_ray.evaluation.report.panels import Panel, Series, agents, varies
-from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words, read_run
+from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, figure_of, finite, interval_words, percent_words, read_run
 from nip_ray.evaluation.report.trust import every_message, examined_words, heat_map, is_held_out, soundness_error
 
 MAX_RUNS, MAX_GROUPS = 64, 8
@@ -342,8 +342,9 @@ def _words(group: Group, figure: Figure, examined: str) -> str:
     seeds = len(_of_runs(group, _ACCURACY))
     how = f"interquartile mean of {seeds} seeds" if seeds > 1 else "one seed"
     sure = interval_words(figure, True)
+    sure = sure if sure in ("", EXACT) else f"95 % interval {sure}"
     what = "held-out accuracy" if examined == "held-out" else f"accuracy {examined}"
-    return f"{percent_words(figure.estimate)} {what} ({how}{f', 95 % interval {sure}' if sure else ''})"
+    return f"{percent_words(figure.estimate)} {what} ({how}{f', {sure}' if sure else ''})"
 
 
 # ----------------------------------------------------------------------------------------------------------- curves

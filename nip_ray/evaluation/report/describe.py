@@ -1,13 +1,16 @@
 """What a run is about, in two sentences: the task, and who is paid for what. Read from its config alone, without torch."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import chain
 from typing import Any
 
+from nip_ray.config.members import ADDED
+from nip_ray.errors import UserError
 from nip_ray.protocols.payment import Payment, Table, for_being_right, for_verdict
 from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolParams
-from nip_ray.protocols.tables import SHIPPED, table_of
+from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
 from nip_ray.settings.protocol import PayoffEntries, PayoffSettings
 
 TASKS = {
@@ -84,16 +87,24 @@ def _task(scenario: Mapping[str, Any], verdicts: tuple[str, ...]) -> str:
         return f"Task: to which class does an image belong: {', '.join(verdicts)[:200]}?"
     if name == "matrix_game":
         return f"Task: {str(scenario.get('game', 'a matrix game'))[:60].replace('_', ' ')}, a small game whose solution is known."
-    return f"Task: {TASKS[name]}" if name in TASKS else f"Task: {name}" + (", defined by a plugin." if scenario else ".")
+    if name in TASKS:
+        return f"Task: {TASKS[name]}"
+    own = next((added[name] for part in ("scenario", "language_scenario") if name in (added := ADDED[part])), None)
+    told = " ".join((own.__doc__ or "").split()) if own is not None else ""
+    if told and not told.startswith(f"{own.__name__}("):  # the signature, which a dataclass without a docstring has
+        return f"Task: {name}, defined by a plugin. {told[:300]}"
+    return f"Task: {name}" + (", defined by a plugin." if scenario else ".")
 
 
 def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     name, learning = str(protocol.get("name", "nip" if protocol else "unknown"))[:60], section(config, "algorithm")
     if learning.get("name") == "solo":
         return f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody is paid."
-    if name not in SHIPPED:
+    table = None
+    with suppress(UserError):  # a plugin's protocol is read where the plugin is there, and may refuse its parameters
+        table = table_of(name, _params(protocol)) if name in SHIPPED or name in PROTOCOLS else None
+    if table is None:
         return f"Who is paid for what is defined by the protocol {name}, of a plugin." if protocol else "Who is paid for what is unknown."
-    table = table_of(name, _params(protocol))
     if table.verifier is None:
         return "The rules of the game say what each player is paid."
     first, *others = table.verifiers

@@ -7,6 +7,7 @@ Decisions that matter here:
 - wrong ones come first, and pictures are drawn until they have filled their share of the page.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ EPISODES_SHOWN = 60
 ROUNDS_SHOWN, TURNS_SHOWN = 40, 12
 TEXT_SHOWN = 4000  # characters of a message of words
 SYMBOLS_SHOWN = 32
+_BESIDE = ("id", "y", "label")  # keys of an item that stand beside it already
 PAGE_SHARE = 1_200_000  # characters of texts and pictures of all episodes together
 
 FILTERS = (("wrong", "wrong"), ("fooled", "fooled"), ("undecided", "undecided"))
@@ -112,11 +114,14 @@ def shown(
 
 
 def _item(item: Record | None) -> list[tuple[str, str]]:
-    """(what it is, text) of the item that a dialogue of language agents is about; of a program, the problem and the program alone."""
-    texts = list((item or {}).items())
+    """(what it is, text) of the item that a dialogue of language agents is about, numbers and lists as JSON; of a program, the problem and
+    the program alone.
+    """
+    given = {name: value for name, value in (item or {}).items() if name not in _BESIDE}
     if item is not None and "solution" in item:
-        texts = [("problem", item.get("question")), ("program", item["solution"])]
-    return [(name, short(text, TEXT_SHOWN)) for name, text in texts if isinstance(text, str)]
+        given = {"problem": item.get("question"), "program": item["solution"]}
+    texts = {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in given.items()}
+    return [(name, short(text, TEXT_SHOWN)) for name, text in texts.items()]
 
 
 def _flags(label: str, verdict: str, correct: bool) -> list[str]:
@@ -152,7 +157,9 @@ def _turn(turn: Record, agents: Mapping[str, int], verdicts: Sequence[str]) -> d
     message, decision = turn.get("message"), turn.get("decision")
     said = _symbols(message) + (f" · linear {_symbols(turn['linear'])}" if turn.get("linear") is not None else "")
     flags = [name for name in ("truncated", "invalid") if turn.get(name) is True]
-    agent = turn.get("agent")
+    agent, written = turn.get("agent"), turn.get("written")
+    if isinstance(written, str):  # of a reply that could not be used the message is empty
+        said = f"{said}{_symbols(written) if written.strip() else '(an empty reply)'}"
     return {
         "agent": short(turn.get("agent", ""), 40),
         "colour": agents.get(agent, 0) if isinstance(agent, str) else 0,

@@ -8,7 +8,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.describe import section, verdicts_of
 from nip_ray.evaluation.report.panels import agents, deciders
-from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
+from nip_ray.evaluation.report.source import EXACT, Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import attackers, attacking_agents, every_message, is_held_out, soundness_error, stronger
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
@@ -249,6 +249,8 @@ def _comparison(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
 
 def _how_sure(accuracy: Figure, mode: str) -> str:
     words = interval_words(accuracy, True)
+    if words == EXACT:
+        return f"{EXACT}: every situation of the game was played; {mode} play"
     return f"95\u00a0% interval {words}, {mode} play" if words else f"{mode} play, interval unknown"
 
 

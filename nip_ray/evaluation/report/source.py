@@ -19,6 +19,7 @@ from nip_ray.storage.folder import CONFIG, METRICS, VERSION, RunFolder
 from nip_ray.storage.listing import config_of
 
 MAX_TEXT = 60_000  # characters of a config or environment that a page shows
+EXACT = "exact"  # what stands where an interval would, if nothing was sampled
 CROSS_PLAY = "cross_play.json"
 PRETRAINING = "pretraining.json"
 MAX_TRANSCRIPT_BYTES = 20_000_000  # a report shows a handful of episodes; more than this is not read
@@ -121,6 +122,8 @@ def interval_words(figure: Figure, shares: bool) -> str:
     """The ends of an interval, of shares in per cent; "" where it is unknown."""
     if figure.lower is None or figure.upper is None:
         return ""
+    if figure.lower == figure.upper:
+        return EXACT
     if shares:
         return f"{100 * figure.lower:.1f} to {100 * figure.upper:.1f}"
     return f"{figure.lower:.3g} to {figure.upper:.3g}"
@@ -129,6 +132,8 @@ def interval_words(figure: Figure, shares: bool) -> str:
 def sure_words(figure: Figure) -> str:
     """The interval of a share in brackets, as it follows the share in a sentence; "" where it is unknown."""
     words = interval_words(figure, True)
+    if words == EXACT:
+        return f" ({EXACT})"
     return f" (95\u00a0% interval {words})" if words else ""
 
 

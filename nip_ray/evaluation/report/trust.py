@@ -11,7 +11,7 @@ from typing import Any
 from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection, verdicts_of
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.panels import deciders
-from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
+from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
 
 SIDES = ("soundness", "completeness", "refusal")
 ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
@@ -298,6 +298,8 @@ def _number(figure: Figure | None) -> tuple[str, str]:
         return "", ""
     if figure.estimate < 0.0005 and (figure.upper or 0) < 0.0005:
         return "below 0.001", ""
+    if figure.lower is not None and figure.lower == figure.upper:
+        return f"{figure.estimate:.3f}", EXACT
     known = figure.lower is not None and figure.upper is not None
     return f"{figure.estimate:.3f}", f"{figure.lower:.3f} to {figure.upper:.3f}" if known else ""
 

@@ -14,6 +14,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import agent_settings
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations, refuse_unfit
+from nip_ray.evaluation.enumerated import attack_as_exact, distinct_part
 from nip_ray.play.scenario import Scenario
 from nip_ray.progress import progress_line
 from nip_ray.protocols import from_settings
@@ -47,7 +48,8 @@ def attack(
 
     target = AttackTarget(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
     with progress_line(config.name, 0, num_iterations(scenario.protocol, settings), quiet, "attack") as show:
-        return attacked(target, settings, lambda done, what: show(done, {"stage": what}))
+        entries = attacked(target, settings, lambda done, what: show(done, {"stage": what}))
+    return attack_as_exact(entries, distinct_part(scenario, held_out))
 
 
 def check_attack(config: ExperimentConfig) -> None:

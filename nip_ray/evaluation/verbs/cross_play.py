@@ -26,6 +26,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
 from nip_ray.evaluation.claims import shares
 from nip_ray.evaluation.elo import ratings, records
+from nip_ray.evaluation.enumerated import as_exact, distinct_part
 from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
@@ -81,11 +82,13 @@ def cross_play(
             scores.append((games.verdict_B == games.y_B).double())
     names, roles = [run.name for run in runs], ("verifier", "prover")
     rated = ratings(torch.stack(scores).reshape(len(runs), len(runs), -1).numpy())
+    distinct = distinct_part(runs[0].scenario, runs[0].ids[place_B]) if greedy else None
     matrix = [
-        {"verifier": verifier.name, "prover": prover.name, **{name: proportion(*count).record() for name, count in counts.items()}}
+        {"verifier": verifier.name, "prover": prover.name, **as_exact(figures, distinct)}
         for verifier in runs
         for prover in runs
         for counts in [cells[verifier.name, prover.name]]
+        for figures in [{name: proportion(*count).record() for name, count in counts.items()}]
     ]
     return {
         "runs": [{"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs],

@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 
 from nip_ray.cluster.process import prepare_process
-from nip_ray.config.changes import run_fingerprint
+from nip_ray.config.changes import changes_of, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, plain
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
@@ -25,12 +25,15 @@ from nip_ray.evaluation.examine import Examination
 from nip_ray.evaluation.players import players
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.evaluation.verbs.attack import attack, check_attack
+from nip_ray.evaluation.verbs.instances import instances_of_networks, instances_of_text
 from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep
 from nip_ray.scenarios.registry import played_scenario
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
-from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.storage.folder import CONFIG, RunFolder, write_lines
 
 _MODES = (("greedy", "eval"), ("sampled", "eval_sampled"))
+_OF_TRAINING = ("interval", "greedy", "sampled", "num_transcripts")  # keys of `evaluation` without a part in `evaluate`
+_OF_HELD_OUT = ("max_instances", "solo_run")
 _PARTS = ("greedy", "sampled", "unseen", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
 
 
@@ -56,6 +59,7 @@ def evaluate_run(
     seed: int | None = None,
     attacked: bool = False,
     settings: Sequence[str] = (),
+    instances: Path | str | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval
@@ -65,7 +69,7 @@ def evaluate_run(
     with `attacked` those of an attack (`nip_ray.evaluation.attack.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
-    settings: "evaluation.key=value" to be used instead of the run's. quiet: no progress line of an attack. Of language models the stored
+    settings: "evaluation.key=value" to be used instead of the run's. instances: a file for a JSON line about every instance. quiet: no progress line of an attack. Of language models the stored
     dialogues of the last test are examined, and of the options seed and some settings count, for an attack.
     Needs torch only; no Ray is started. Raises UserError for what cannot be read or does not fit, and where there is nobody to attack;
     TrainingError when an attacker's training breaks down.
@@ -73,18 +77,24 @@ def evaluate_run(
     folder = RunFolder.open(run_dir)
     stored = load_config(folder.path / CONFIG, checked=False)
     if isinstance(stored, TextExperimentConfig):
-        return _of_text(folder, stored, {"dataset": dataset, "checkpoint": checkpoint, "seed": seed}, attacked, settings, quiet)
+        found = _of_text(folder, stored, {"dataset": dataset, "checkpoint": checkpoint, "seed": seed}, attacked, settings, quiet)
+        if instances is not None:
+            write_lines(Path(instances), instances_of_text(folder, stored))
+        return found
     config = with_settings(stored, settings)
-    found = newest_or(folder, checkpoint, config)
+    _refuse_unused(stored, config, attacked, dataset)
+    newest = newest_or(folder, checkpoint, config)
     if attacked:
         import_plugins(config.plugins)
         check_attack(config)
     made = bench(folder.path, config, dataset, seed)
     scenario, held_out, own = made.examination.scenario, made.examination.ids, made.dataset is None
-    about = {"iteration": found.iteration, "split": made.examination.split, "num_instances": len(held_out)}
+    about = {"iteration": newest.iteration, "split": made.examination.split, "num_instances": len(held_out)}
     whole = len(held_out) == len(scenario.ids(made.examination.split))
     wanted = attacked and own and can_be_kept(folder, about, same_instances=whole or made.seed == config.seed)
-    document = examine(made, found, deep=True)
+    document = examine(made, newest, deep=True)
+    if instances is not None:
+        write_lines(Path(instances), instances_of_networks(made.examination, trained(made, newest)))
     figures = {**flat_figures(made, document), **parts(document)}
     if not attacked:
         return figures
@@ -126,6 +136,25 @@ def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> Experime
     changed = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), settings))
     assert isinstance(changed, ExperimentConfig)
     return changed
+
+
+def _refuse_unused(stored: ExperimentConfig, config: ExperimentConfig, attacked: bool, dataset: Path | str | None) -> None:
+    """Raises UserError for a changed setting that would be ignored."""
+    changed = (change.partition("=")[0].removeprefix("evaluation.") for change in changes_of(plain(stored), plain(config)))
+    for key in changed:
+        hint = "leave it out"
+        if key in _OF_TRAINING:
+            why = "is of evaluations while a run trains; set it in the config of a new run"
+            hint = "--instances FILE writes every instance" if key == "num_transcripts" else hint
+        elif key.startswith("attack.text_") or key == "attack.enabled":
+            why = "has no part in an attack on networks" if key != "attack.enabled" else "is of a training's end; --attack attacks now"
+        elif key.startswith("attack.") and not attacked:
+            why, hint = "is of an attack, which is not asked for", "add --attack, or leave it out"
+        elif key in _OF_HELD_OUT and dataset is not None:
+            why = "is of the run's own held-out split, and --dataset is evaluated whole"
+        else:
+            continue
+        raise UserError(f"--set evaluation.{key}: {why}; {hint}")
 
 
 def newest_or(folder: RunFolder, checkpoint: int | None, config: ExperimentConfig) -> Checkpoint:

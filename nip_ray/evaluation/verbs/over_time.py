@@ -10,6 +10,7 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
+from nip_ray.evaluation.enumerated import distinct_part
 from nip_ray.evaluation.players import players
 from nip_ray.evaluation.verbs.cross_play import Contestant, places, played
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
@@ -33,12 +34,14 @@ def cross_play_checkpoints(
         if dataset is not None:
             raise UserError("--dataset: language models are asked about the run's own held-out items; leave it out")
         meet = meeting(folder, config, greedy, max_instances, seed)
+        distinct = None
         protocol, iterations, play, count = meet.protocol, meet.iterations, meet.games, len(meet.tasks)
     else:
         everyone = _checkpoints(folder, config, dataset)
         protocol, iterations = everyone[0].scenario.protocol, [one.iteration for one in everyone]
         place_B = places(len(everyone[0].ids), max_instances, seed)
         count = len(place_B)
+        distinct = distinct_part(everyone[0].scenario, everyone[0].ids[place_B]) if greedy else None
 
         def play(row: int, column: int) -> Games:
             found = played(everyone[row], everyone[column], place_B, greedy, seed)
@@ -50,7 +53,7 @@ def cross_play_checkpoints(
         "greedy": greedy,
         "num_instances": count,
         "dataset": None if dataset is None else str(dataset),
-        **table(protocol, [name_of(iteration) for iteration in iterations], play),
+        **table(protocol, [name_of(iteration) for iteration in iterations], play, distinct),
     }
 
 

@@ -6,7 +6,8 @@ Decisions that matter here:
 - the instances must be the same, one by one (of language models those count that both have tested). Those that either run has trained on
   are left out, and counted;
 - the interval of a difference is that of `paired_difference`; p is the exact test of McNemar (Psychometrika 12, 1947): of the instances on
-  which one run alone is right, each run has half by chance. It is two-sided, and exact by the binomial distribution.
+  which one run alone is right, each run has half by chance. It is two-sided, and exact by the binomial distribution. In a game
+  whose situations are all played nothing is left to chance: the figures are exact, and there is no p.
 """
 
 import json
@@ -24,6 +25,7 @@ from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import paired_difference
 from nip_ray.evaluation.claims import Flags, Whole, shares
+from nip_ray.evaluation.enumerated import as_exact, distinct_part
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
@@ -37,7 +39,7 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 @dataclass(frozen=True)
 class Judged:
     """What a run's verifier made of the instances. fresh_B: not trained with. shared: (the other's instances) -> the places of those that
-    both have, here and there; None where there are none.
+    both have, here and there; None where there are none. distinct: as of `distinct_part`, where the instances are all that there are.
     """
 
     iteration: int
@@ -47,6 +49,7 @@ class Judged:
     fresh_B: Flags
     instances: Any
     shared: Callable[[Any], tuple[list[int], list[int]] | None]
+    distinct: float | None = None
 
     def at(self, places: list[int]) -> "Judged":
         """Of these instances, in this order."""
@@ -89,16 +92,16 @@ def compare_paired(first: Path | str, second: Path | str, *, dataset: Path | str
         "left_out": count - int(kept_B.sum()),
         "dataset": None if dataset is None else str(dataset),
         **{
-            name: pair_record(*hits)
+            name: pair_record(*hits, distinct=one.distinct)
             for name, hits in _hits(one.protocol, one.verdict_B[kept_B], other.verdict_B[kept_B], one.y_B[kept_B]).items()
         },
     }
 
 
-def pair_record(first_B: Flags, second_B: Flags) -> dict[str, Any]:
-    """Of two shares on the same instances; see `compare_paired`."""
+def pair_record(first_B: Flags, second_B: Flags, distinct: float | None = None) -> dict[str, Any]:
+    """Of two shares on the same instances; see `compare_paired`. distinct: of `distinct_part`; then all is exact, and there is no p."""
     only_first, only_second = int((first_B & ~second_B).sum()), int((~first_B & second_B).sum())
-    return {
+    record = {
         "first": proportion(int(first_B.sum()), len(first_B)).record(),
         "second": proportion(int(second_B.sum()), len(second_B)).record(),
         "difference": paired_difference(first_B, second_B).record(),
@@ -106,6 +109,10 @@ def pair_record(first_B: Flags, second_B: Flags) -> dict[str, Any]:
         "only_second": only_second,
         "p": mcnemar(only_first, only_second),
     }
+    if distinct is None:
+        return record
+    counts = {"only_first": round(only_first * distinct), "only_second": round(only_second * distinct), "p": None}
+    return {**as_exact(record, distinct), **counts}
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -153,7 +160,8 @@ def _of_networks(run_dir: Path, config: ExperimentConfig, dataset: Path | str | 
         return list(range(len(ids))), list(range(len(ids)))
 
     y_B = rollout.y_B.cpu().numpy()
-    return Judged(found.iteration, scenario.protocol, rollout.verdict_B.cpu().numpy(), y_B, fresh_B, content, shared)
+    verdict_B = rollout.verdict_B.cpu().numpy()
+    return Judged(found.iteration, scenario.protocol, verdict_B, y_B, fresh_B, content, shared, distinct_part(scenario, ids))
 
 
 def _content(scenario: Scenario, ids: torch.Tensor) -> dict[str, torch.Tensor]:

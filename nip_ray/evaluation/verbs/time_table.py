@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.elo import ratings, records
+from nip_ray.evaluation.enumerated import as_exact
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.verbs.cross_play import figures_of
 from nip_ray.play.opponent_pool import thinned
@@ -46,8 +47,12 @@ def spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
     return thinned(kept, MOST)
 
 
-def table(protocol: Protocol, names: Sequence[str], play: Callable[[int, int], Games]) -> dict[str, Any]:
-    """ "roles", "matrix" and "elo". play: gives the games of a row, by its number, with a column."""
+def table(
+    protocol: Protocol, names: Sequence[str], play: Callable[[int, int], Games], distinct: float | None = None
+) -> dict[str, Any]:
+    """ "roles", "matrix" and "elo". play: gives the games of a row, by its number, with a column. distinct: of `distinct_part`, of greedy
+    games.
+    """
     roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
     matrix, scores = [], []
     for row, own in enumerate(names):
@@ -56,7 +61,7 @@ def table(protocol: Protocol, names: Sequence[str], play: Callable[[int, int], G
             games = play(row, column)
             score_B = _scores(protocol, games)
             scores[-1].append(score_B)
-            matrix.append({roles[0]: own, roles[1]: other, **_records(protocol, games, score_B)})
+            matrix.append({roles[0]: own, roles[1]: other, **as_exact(_records(protocol, games, score_B), distinct)})
     of_rows, of_columns = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
     elo = {role: records(names, found) for role, found in zip(roles, (of_rows, of_columns), strict=True)}
     return {"roles": list(roles), "matrix": matrix, "elo": elo}

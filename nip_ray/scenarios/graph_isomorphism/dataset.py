@@ -7,7 +7,8 @@ Three kinds of files can be read; all hold the same raw keys, flat edge lists wi
 - a plain .npz with the raw keys.
 
 No kind can run code when it is read (no pickles). Whatever is wrong with a file is one `UserError` that names the file,
-the key, the fault and what would be right; nothing wrong gets as far as a `GraphPairs`.
+the key, the fault and what would be right; nothing wrong gets as far as a `GraphPairs`. The scores, which are the labels,
+follow from the graphs: they are checked against them (`wrong_score`).
 """
 
 import hashlib
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from nip_ray.errors import UserError
+from nip_ray.scenarios.graph_isomorphism.isomorphism import wrong_score
 from nip_ray.seeding import stable_seed
 from nip_ray.storage.files import make_parents, written_aside
 
@@ -251,7 +253,11 @@ def load_pairs(path: Path | str) -> GraphPairs:
             f"{path}: cannot be read ({what}); expected: a .npz file with the keys {', '.join(RAW_KEYS)}, or a data.pt with them as a "
             "dict of tensors"
         ) from error
-    return from_raw(raw, path)
+    pairs = from_raw(raw, path)
+    if wrong := wrong_score(pairs.adjacency_P2nn, pairs.size_P, pairs.wl_score_P):
+        right = "what `nip_ray.scenarios.graph_isomorphism.weisfeiler_leman.wl_scores` finds, which is the label too: -1 for isomorphic pairs"
+        _fail(path, "wl_scores", wrong[1], right)
+    return pairs
 
 
 def _read_torch(path: Path) -> Raw:

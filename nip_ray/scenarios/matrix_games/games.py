@@ -67,11 +67,15 @@ _DILEMMA_STATES = ("start", "CC", "CD", "DC", "DD")
 
 
 class Game(ABC):
-    """One game of two players. actions: how many moves each has. num_states: of each player. num_instances: distinct starts."""
+    """One game of two players. actions: how many moves each has. num_states: of each player. num_instances: of the table.
+
+    num_starts: that differ; instance i is start ``i % num_starts``.
+    """
 
     actions: tuple[int, int]
     num_states: int
     num_instances: int
+    num_starts: int = 1
 
     @abstractmethod
     def state(self, player: int, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Tensor:

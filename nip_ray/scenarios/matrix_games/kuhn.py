@@ -24,7 +24,7 @@ class KuhnPoker(Game):
 
     actions = (2, 2)
     num_states = 2 * len(CARDS)
-    num_instances = len(DEALS)
+    num_instances = num_starts = len(DEALS)
 
     def state(self, player: int, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Tensor:
         """Own card and the betting so far."""

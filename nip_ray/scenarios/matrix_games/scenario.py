@@ -41,6 +41,10 @@ class MatrixGame(Scenario):
         """All instances."""
         return torch.arange(len(self.label_I), device=self.label_I.device)
 
+    def situation_I(self) -> Tensor:
+        """The game's start."""
+        return torch.arange(len(self.label_I), device=self.label_I.device) % self.game.num_starts
+
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """ "features" (N, states): the one-hot state of `agent`."""
         state_N = self.game.state(PLAYERS.index(agent), id_N, _moves(said), round_N)

@@ -46,6 +46,10 @@ class MessageGame(Scenario):
         """All instances."""
         return torch.arange(_INSTANCES, device=self.label_I.device)
 
+    def situation_I(self) -> Tensor:
+        """The secret."""
+        return torch.arange(_INSTANCES, device=self.label_I.device) % self.settings.num_secrets
+
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """ "features" (N, R + 2 S + secrets): one-hot round, both latest messages, and for the prover the secret."""
         rounds, symbols, count = self.protocol.max_rounds, self.num_symbols, len(id_N)

@@ -1,6 +1,7 @@
 """`nip-ray evaluate`: the figures of a run again, from any checkpoint, on any kind of data file."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
+from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
@@ -170,3 +172,39 @@ def test_graphs_of_other_sizes(run: Path, tmp_path: Path, size: int) -> None:
     assert mixed["num_instances"] == 14
     right = [figures["eval/verifier/accuracy"] * figures["num_instances"] for figures in (plain, mixed)]
     assert -1e-6 <= right[1] - right[0] <= 2 + 1e-6, "the 12 are judged as before, the 2 others right or wrong"
+
+
+def test_every_instance_has_its_line(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "instances.jsonl"
+    figures = call(run, "--instances", file)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for mode, key in (("greedy", "eval"), ("sampled", "eval_sampled")):
+        own = [row for row in rows if row["mode"] == mode]
+        assert len({row["id"] for row in own}) == len(own) == 20
+        assert sum(row["correct"] for row in own) / 20 == pytest.approx(figures[f"{key}/verifier/accuracy"])
+        assert all((row["label"] == row["verdict"]) == row["correct"] and "wl_score" in row for row in own)
+    result = CliRunner().invoke(app, ["evaluate", str(run), "--instances", str(tmp_path / "no" / "x.jsonl")])
+    assert result.exit_code == 2 and "--instances" in result.output
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("evaluation.num_transcripts=1024", "--instances FILE"),
+        ("evaluation={num_transcripts: 1024}", "--instances FILE"),
+        ("evaluation.sampled=false", "while a run trains"),
+        ("evaluation.attack.seeds=4", "add --attack"),
+    ],
+)
+def test_a_setting_without_a_part_in_it_is_refused(run: Path, setting: str, fault: str) -> None:
+    with pytest.raises(UserError, match=fault):
+        evaluate_run(run, settings=[setting])
+
+
+def test_a_run_of_a_newer_format_is_refused(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "newer"
+    shutil.copytree(run, copy)
+    identity = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**identity, "version": 9}))
+    with pytest.raises(UserError, match=r"run\.json has the format version 9"):
+        evaluate_run(copy)

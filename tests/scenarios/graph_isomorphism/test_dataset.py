@@ -15,7 +15,7 @@ from nip_ray.scenarios.graph_isomorphism.dataset import RAW_KEYS, GraphPairs, Ra
 
 
 def make(num_pairs: int = 12, seed: int = 0, largest: int = 6) -> GraphPairs:
-    """Random pairs with made-up scores: the first half isomorphic (-1), class-ordered as the published files are."""
+    """Random pairs: the first half isomorphic (-1), class-ordered as the published files are, the others told apart by their degrees."""
     rng = np.random.default_rng(seed)
     size = rng.integers(3, largest + 1, num_pairs)
     size[0] = largest
@@ -23,11 +23,16 @@ def make(num_pairs: int = 12, seed: int = 0, largest: int = 6) -> GraphPairs:
     real = np.arange(largest) < size[:, None]
     adjacency &= real[:, None, :, None] & real[:, None, None, :]
     adjacency[:, :, 0, 1] = True  # every graph has an edge to spoil
-    score = np.where(np.arange(num_pairs) < num_pairs // 2, -1, rng.integers(1, 4, num_pairs))
+    adjacency |= adjacency.swapaxes(2, 3)
+    score = np.where(np.arange(num_pairs) < num_pairs // 2, -1, 1)
+    for pair, n in enumerate(size):
+        order = [0, 1, *range(n - 1, 1, -1), *range(n, largest)]
+        adjacency[pair, 1] = adjacency[pair, 0][order][:, order]
+        if score[pair] == 1:
+            adjacency[pair, 1, 0, n - 1] ^= True
+            adjacency[pair, 1, n - 1, 0] ^= True
     return GraphPairs(
-        torch.from_numpy((adjacency | adjacency.swapaxes(2, 3)).astype(np.uint8)),
-        torch.from_numpy(size),
-        torch.from_numpy(score.astype(np.int32)),
+        torch.from_numpy(adjacency.astype(np.uint8)), torch.from_numpy(size), torch.from_numpy(score.astype(np.int32))
     )
 
 
@@ -274,3 +279,26 @@ def test_own_format_is_checked(tmp_path: Path, changes: dict[str, Any], key: str
     message = message_of(path)
     assert f": {key}: " in message
     assert fault in message
+
+
+def test_scores_of_other_graphs_are_refused(tmp_path: Path) -> None:
+    """The label is in the scores: sixty pairs of different graphs are not sixty true claims."""
+    raw = to_raw(make())
+    for key, value, fault in ((7, -1, "1 rounds of refinement tell"), (7, 3, "is 3 at pair 7"), (2, 2, "2 rounds do not tell")):
+        wrong = raw["wl_scores"].copy()
+        wrong[key] = value
+        for write in (write_npz, write_pt):
+            message = message_of(write({**raw, "wl_scores": wrong}, tmp_path))
+            assert f"wl_scores: is {value} at pair {key}" in message and fault in message
+
+
+def test_graphs_that_refinement_takes_for_equal_are_no_true_claim(tmp_path: Path) -> None:
+    """A hexagon and two triangles."""
+    rings = ([(i, (i + 1) % 6) for i in range(6)], [(i + k, (i + 1) % 3 + k) for k in (0, 3) for i in range(3)])
+    adjacency = np.zeros((1, 2, 6, 6), dtype=np.uint8)
+    for side, ring in enumerate(rings):
+        for one, other in ring:
+            adjacency[0, side, one, other] = adjacency[0, side, other, one] = 1
+    pairs = GraphPairs(torch.from_numpy(adjacency), torch.tensor([6]), torch.tensor([-1], dtype=torch.int32))
+    save_pairs(pairs, tmp_path / "own.npz")
+    assert "its graphs are not isomorphic" in message_of(tmp_path / "own.npz")

@@ -1,0 +1,52 @@
+"""Exact figures of games whose situations are all played: nothing was sampled, so there is nothing to be unsure of.
+
+Decisions that matter here:
+- a scenario says which of its instances are one situation (`Scenario.situation_I`); greedy play treats copies alike, so the number of
+  trials is the number of situations, and where all of them were played the figure is the true one;
+- such a record has both ends at its estimate, and `exact`; readers that compare intervals need no case of their own;
+- sampled play stays as it is: every episode draws its own actions.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from nip_ray.play.scenario import Scenario
+
+
+def distinct_part(scenario: Scenario, id_B: Tensor) -> float | None:
+    """Situations among these instances per instance; None where the instances are a sample, or not all situations are among them."""
+    situation_I = scenario.situation_I()
+    if situation_I is None or len(id_B) == 0:
+        return None
+    found = situation_I[id_B.to(situation_I.device)].unique()
+    return len(found) / len(id_B) if len(found) == len(situation_I.unique()) else None
+
+
+def as_exact(tree: Any, part: float | None) -> Any:
+    """`tree` with every record {"estimate", "lower", "upper", "n"} in it made exact. part: of `distinct_part`; None changes nothing."""
+    if part is None or not isinstance(tree, dict | list):
+        return tree
+    if isinstance(tree, list):
+        return [as_exact(item, part) for item in tree]
+    if {"estimate", "lower", "upper", "n"} <= tree.keys():
+        ends = {"lower": tree["estimate"], "upper": tree["estimate"], "n": round(tree["n"] * part)}
+        return {**tree, **ends, "exact": True} if tree["estimate"] is not None else tree
+    return {key: as_exact(item, part) for key, item in tree.items()}
+
+
+def attack_as_exact(entries: dict[str, Any], part: float | None) -> dict[str, Any]:
+    """The entries of an attack, those of greedy attackers and of the search over all messages made exact."""
+    if part is None:
+        return entries
+    made = {**entries, "attack": dict(entries["attack"])}
+    for goal, table in entries["attack"].items():
+        if not (isinstance(table, dict) and "attackers" in table):
+            continue
+        rows = [as_exact(row, part) if row["mode"] == "greedy" else row for row in table["attackers"]]
+        every = {key: as_exact(table[key], part) for key in ("every_message", "every_message_fooled") if key in table}
+        made["attack"][goal] = {**table, "attackers": rows, **every}
+        greedy = any(row["chosen"] and row["mode"] == "greedy" for row in rows)
+        exact = {f"{goal}_under_attack": greedy, goal: greedy, "soundness_error": goal == "soundness" and (greedy or any(every.values()))}
+        made |= {name: as_exact(made[name], part) for name, known in exact.items() if known and name in made}
+    return made

@@ -1,0 +1,65 @@
+"""What an evaluation found about every instance, a record each: `nip-ray evaluate RUN_DIR --instances FILE`."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.errors import UserError
+from nip_ray.evaluation.examine import Examination
+from nip_ray.protocols import Protocol, from_settings
+from nip_ray.storage.folder import RunFolder
+
+
+@torch.no_grad()
+def instances_of_networks(examination: Examination, networks: Mapping[str, nn.Module]) -> Iterator[dict[str, Any]]:
+    """For each instance, in greedy play and then in sampled play, what docs/evaluation.md has under "Every instance"."""
+    scenario = examination.scenario
+    protocol, trained_B = scenario.protocol, examination.trained_with()
+    groups = {name: label_I.tolist() for name, label_I in scenario.group_I().items()}
+    for mode in ("greedy", "sampled"):
+        rollout = examination.rollout(networks, greedy=mode == "greedy")
+        return_BA = rollout.reward_BRA.double().sum(1).tolist()
+        endings = zip(rollout.id_B.tolist(), rollout.y_B.tolist(), rollout.verdict_B.tolist(), rollout.length_B.tolist(), strict=True)
+        for place, (id, y, verdict, rounds) in enumerate(endings):
+            yield {
+                "id": id,
+                "mode": mode,
+                **_judged(protocol, y, verdict),
+                "rounds": rounds,
+                "returns": dict(zip(protocol.agents, return_BA[place], strict=True)),
+                **{name: values[id] for name, values in groups.items()},
+                **({} if trained_B is None else {"trained_with": bool(trained_B[place])}),
+            }
+
+
+def instances_of_text(folder: RunFolder, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
+    """The same of the dialogues of the last test of language models, which are sampled; an item that was tested again has several."""
+    from nip_ray.scenarios.language import language_kind
+    from nip_ray.text.items import stored_items
+    from nip_ray.text.training.metrics import last_dialogues
+
+    kind, protocol = language_kind(config.scenario), from_settings(config.protocol)
+    items = {item.id: item for item in (stored_items(folder.path, kind) or {}).get("test", [])}
+    found = last_dialogues(folder.path, config.iterations, items)
+    if found is None:
+        raise UserError(f"--instances: {folder.path} holds no test dialogues; leave it out")
+    for dialogue in found[1]:
+        yield {
+            "id": dialogue.item.id,
+            "mode": "sampled",
+            **_judged(protocol, dialogue.item.y, dialogue.verdict),
+            "rounds": len(dialogue.rounds),
+            "returns": {agent: dialogue.total(agent) for agent in protocol.agents},
+            **{name: group(dialogue.item) for name, group in kind.groups.items()},
+        }
+
+
+def _judged(protocol: Protocol, y: int, verdict: int) -> dict[str, Any]:
+    """Label and verdict in words, and whether they agree; {} in a game without a verifier."""
+    if protocol.verifier is None:
+        return {}
+    told = "undecided" if verdict == protocol.undecided else protocol.verdicts[verdict]
+    return {"label": protocol.verdicts[y], "verdict": told, "correct": verdict == y}
