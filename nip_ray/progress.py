@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.redaction import Redactor
@@ -67,7 +67,8 @@ def _bar(title: str, start: int, total: int) -> Iterator[Report]:
             yield Text(self.figures, no_wrap=True, overflow="ellipsis")
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
-    with Bar(*columns, console=Console(file=BestEffort(sys.stderr))) as bar:
+    file: Any = BestEffort(sys.stderr)
+    with Bar(*columns, console=Console(file=file)) as bar:
         task = bar.add_task(title, total=total, completed=start)
 
         def report(done: int, figures: dict[str, Any]) -> None:
@@ -137,9 +138,9 @@ class BestEffort(io.TextIOBase):
     needed: for output that is what a command is for; a loss raises UserError, or BrokenPipeError where the reader has gone away.
     """
 
-    def __init__(self, stream: TextIO | None, needed: bool = False) -> None:
+    def __init__(self, stream: Any, needed: bool = False) -> None:
         super().__init__()
-        self._stream: Any = stream._stream if isinstance(stream, BestEffort) else stream
+        self._stream = stream._stream if isinstance(stream, BestEffort) else stream
         self._needed = needed
 
     def write(self, text: str) -> int:

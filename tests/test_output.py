@@ -16,6 +16,8 @@ import pytest
 from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible
 from nip_ray.errors import UserError
 from nip_ray.progress import BestEffort, progress_line, say
+from nip_ray.runs.experiment import run_experiment
+from tests.runs.small import MESSAGES, small
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,6 +49,12 @@ def test_what_a_run_says_can_get_lost(monkeypatch: pytest.MonkeyPatch, stderr: A
     with progress_line("run", 0, 3, quiet=False) as report:
         for done in (0, 1, 2, 3):
             report(done, {"stage": "training", "eval/verifier/accuracy": done / 3})
+
+
+def test_a_run_whose_terminal_is_gone_is_trained_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Broken(tty=True))
+    run_experiment(small("iterations=2", base=MESSAGES), tmp_path / "run")
+    assert {"evaluation.json", "report.html"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_output_that_is_needed_is_missed_until_it_is_not() -> None:

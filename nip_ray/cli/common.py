@@ -120,8 +120,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: 
         table.add_column(name, justify="left" if column in words else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    shown = sys.stdout is not None and sys.stdout.isatty()
-    Console(file=sys.stdout or BestEffort(None), width=None if shown else width).print(table)
+    file: Any = sys.stdout or BestEffort(None)
+    Console(file=file, width=None if file.isatty() else width).print(table)
 
 
 def for_people() -> AbstractContextManager[Any]:
@@ -158,7 +158,8 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(file=BestEffort(sys.stderr)), transient=True) as bar:
+    file: Any = BestEffort(sys.stderr)
+    with Progress(console=Console(file=file), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -24,6 +24,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import MARK, OPENED, SHAPES, Chat, Shape, shape_chat
 from nip_ray.serving.extras import local_llm
+from nip_ray.serving.generation import TooLong
 from nip_ray.serving.model_folder import first_line
 
 _TRIAL: Chat = [
@@ -65,6 +66,13 @@ class ChatFormat:
         joined = self._joined(chat) if chat and self.joins else None
         return self._render(chat, True) if joined is None else joined
 
+    def refuse_hopeless(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raises TooLong for a chat that cannot fit into the context however few tokens it has: to count those of megabytes takes seconds,
+        in which nobody else is answered."""
+        size, most = sum(len(str(message.get("content") or "")) for message in messages), self.context * self._longest
+        if size > most:
+            raise TooLong(f"the prompt has {size} characters, more than the {self.context} tokens of this model's context; shorten it")
+
     def completed(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat whose last message is the model's own, which it ends."""
         *before, last = (dict(message) for message in messages)
@@ -100,6 +108,11 @@ class ChatFormat:
         start = self.text(before)
         whole = [self.text([*before, token]) for token in range(len(self.tokenizer))]
         return [text[len(start) :] if text.startswith(start) and "\ufffd" not in text and not MARK.search(text) else "" for text in whole]
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters that a token may stand for: of the longest, or as many as a word may have that becomes one unknown token."""
+        return max(256, *map(len, self.tokenizer.get_vocab()))
 
     @cached_property
     def opened(self) -> str:

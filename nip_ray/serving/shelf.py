@@ -94,6 +94,8 @@ class Shelf:
         """
         engine = await self._engine(folder)
         try:
+            if too_long == "refuse":
+                engine.chat.refuse_hopeless(messages)
             prompt, context = engine.chat.prompt(messages), engine.chat.context
             limit = request.max_tokens or max(1, min(UNLIMITED, context - len(prompt)))
             if too_long == "cut":

@@ -1,6 +1,8 @@
 """The page over many runs: its data, and what it does not give away."""
 
 import json
+import socket
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
@@ -97,3 +99,9 @@ def test_by_which_names_it_can_be_asked(page: RunsPage, listens: str, host: str,
     with PageServer(page, host=listens) as server:
         assert server.is_own(f"{host}:{server.server_port}") is own
         assert not server.is_own(host)
+
+
+def test_many_readers_at_once_wait_their_turn(page: RunsPage) -> None:
+    with PageServer(page) as server, ExitStack() as waiting:
+        for _ in range(200):  # nobody is served yet
+            waiting.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=5))

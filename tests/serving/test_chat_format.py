@@ -8,6 +8,7 @@ import pytest
 from nip_ray.errors import UserError
 from nip_ray.serving.chat_format import ChatFormat, load_format
 from nip_ray.serving.default_model import CHAT_TEMPLATE, SPECIAL, default_tokenizer
+from nip_ray.serving.generation import TooLong
 from nip_ray.serving.stream import TextStream
 from nip_ray.serving.training_data import completion_tokens
 
@@ -108,3 +109,10 @@ def test_messages_are_rendered_once_and_the_chat_is_the_same(template: str, join
         once = chat.prompt(question)
         chat._render = lambda *_: pytest.fail("rendered again")  # type: ignore[method-assign]
         assert chat.prompt(question) == once
+
+
+def test_a_prompt_of_megabytes_is_refused_before_it_is_tokenised(chat: ChatFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_render", lambda *_: pytest.fail("was tokenised"))
+    with pytest.raises(TooLong, match=r"the prompt has 10000000 characters, more than the 8192 tokens of this model's context"):
+        chat.refuse_hopeless([{"role": "user", "content": "x" * 10_000_000}])
+    chat.refuse_hopeless([{"role": "user", "content": "x" * 100_000}])
