@@ -9,6 +9,8 @@ Decisions that matter here:
   verbs in `--help`.
 """
 
+import os
+
 from nip_ray.cli.common import app
 
 # isort: off
@@ -20,4 +22,6 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """The entry point of `nip-ray`."""
+    if os.path.expanduser("~") == "~":  # a container's user without a home: Ray cannot be imported without one
+        os.environ["HOME"] = "/"
     app(prog_name="nip-ray")
