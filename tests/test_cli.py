@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import resource
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from nip_ray.cli import app
+from nip_ray.cli import app, main
 from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.errors import TrainingError, UserError
 
@@ -375,3 +376,19 @@ def test_schema(tmp_path: Path) -> None:
     assert call("schema", "--out", tmp_path / "schema.json").output == ""
     assert (tmp_path / "schema.json").read_text(encoding="utf-8") == printed.stdout
     assert "cannot be written" in one_line_error(call("schema", "--out", tmp_path / "no" / "schema.json"))
+
+
+def test_a_user_without_a_home_folder_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, under a number that passwd does not know: Ray's import fails there."""
+
+    def unknown(uid: int) -> Any:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setenv("HOME", "")  # so that it is put back
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(sys, "argv", ["nip-ray", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert Path.home() == Path("/")

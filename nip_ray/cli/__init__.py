@@ -29,6 +29,8 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """The entry point of `nip-ray`."""
+    if os.path.expanduser("~") == "~":  # a container's user without a home: Ray cannot be imported without one
+        os.environ["HOME"] = "/"
     open_standard_files()
     sys.stdout, sys.stderr = BestEffort(sys.stdout, needed=True), BestEffort(sys.stderr)
     common.end_at_once = _end_at_next_signal

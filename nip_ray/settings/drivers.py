@@ -6,7 +6,7 @@ Decisions that matter here:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, RESUMABLE, option
 
@@ -29,7 +29,7 @@ class EnvironmentSettings:
     shared: bool = option(
         False, "Make one environment of all copies, which learners share (a simulator that cannot be split); else each has its own."
     )
-    options: dict[str, bool | int | float | str] = option(dict, "Arguments of the environment itself.")
+    options: dict[str, bool | int | float | str | list[Any]] = option(dict, "Arguments of the environment itself.")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from nip_ray.drivers.agents.base import encoder
 from nip_ray.drivers.contract import rows
 from nip_ray.drivers.environments import Copies, make_environment
 from nip_ray.drivers.loops import SequentialDriver
+from nip_ray.drivers.spec import load_runner
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import EnvironmentSettings, LearnerSettings
 from tests.drivers.small import DQN, PPO, RANDOM, Counting, counting, quiet
@@ -108,3 +109,11 @@ def test_tuples_and_several_counts_are_seen_in_all_modes_and_kept(mode: str, lea
     assert width == 14
     rows = encode({"0": np.array([[4, 3], [0, 1]]), "1": {"bit": np.array([1, 0])}})
     assert [np.flatnonzero(row).tolist() for row in rows] == [[4, 11, 13], [0, 9, 12]]
+
+
+def test_arguments_of_an_environment_may_be_lists() -> None:
+    settings = load_runner({"environment": {"id": "FrozenLake-v1", "options": {"desc": ["SF", "FG"], "is_slippery": False}}})
+    assert isinstance(settings.environment, EnvironmentSettings)
+    env = make_environment(settings.environment, 2)
+    assert env.single_observation_space == gymnasium.spaces.Discrete(4)
+    env.close()
