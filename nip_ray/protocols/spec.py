@@ -150,6 +150,10 @@ class Protocol:
         """The roles that `agent` may be told at the beginning of an episode; (None,) where it is told none."""
         return self.roles if agent in self.told and self.chooser is None else (None,)
 
+    def told_role(self, agent: str, round: int, seed: int) -> str | None:
+        """The role that `agent` knows of in its turn in `round`; None where it is told none, or none is chosen yet."""
+        return self.role_of(seed) if agent in self.told and round > self.choice_round else None
+
     @cached_property
     def choice_round(self) -> int:
         """The round in which the chooser chooses, -1 without one."""

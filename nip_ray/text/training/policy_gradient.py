@@ -204,7 +204,7 @@ class PolicyGradientTrainer:
     def _learn(self, iteration: int, played: Played) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
         own = [reply for reply in played.talk.replies if not self.agents[reply.agent].frozen]
-        found = credit(self._advantages, self.rule, self.scenario.protocol.agents, played.talk.dialogues, own, self._baselines)
+        found = credit(self._advantages, self.rule, played.scenario.protocol, played.talk.dialogues, own, self._baselines)
         self._baselines, row = found.memory, found.figures
         due: dict[str, list[Turn]] = {}
         for group, members in self.groups.items():

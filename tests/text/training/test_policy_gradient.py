@@ -18,6 +18,7 @@ from nip_ray.evaluation.verbs.rerun import rerun_tests
 from nip_ray.learning.token_losses import not_finite, turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
 from nip_ray.play.dialogue import Dialogue, dialogue_record
+from nip_ray.protocols import build
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
 from nip_ray.serving.policy_model import PolicyModel
@@ -164,7 +165,7 @@ def test_turns_are_compared_with_those_that_met_the_same_opponents() -> None:
     paid, item = (1.0, 0.0, -4.0, -5.0), SimpleNamespace(id=7, y=0)
     dialogues = [Dialogue(item, 0, ((),), ({"verifier": own},), ended=True) for own in paid]
     replies = [Reply(place, "verifier", 0, TokenTurn([1], [2]), 20 if place > 1 else None) for place in range(4)]
-    found = credit(turn_advantages, PolicyGradientSettings(), ["verifier"], dialogues, replies, {})
+    found = credit(turn_advantages, PolicyGradientSettings(), build("nip"), dialogues, replies, {})
     assert [turn.advantage for _, turn in found.replies] == [0.5, -0.5, 0.5, -0.5]
 
 
