@@ -70,7 +70,7 @@ def _until_death(work: dict[str, Any], wanted: int, patience_s: float, settings:
     def take(data: bytes) -> float | None:
         nonlocal rest
         *lines, rest = (rest + data).split(b"\n")
-        found.extend(CallResult(*json.loads(line)) for line in lines if line)
+        found.extend(_read(line) for line in lines if line)
         return patience_s if lines else None
 
     limits = replace(settings, wall_s=patience_s + START_S, cpu_s=NO_CPU_LIMIT_S)
@@ -79,6 +79,14 @@ def _until_death(work: dict[str, Any], wanted: int, patience_s: float, settings:
     if len(found) < wanted:
         found.append(CallResult("timeout", None) if outcome.status == "timeout" else CallResult("error", "ProcessDied"))
     return found
+
+
+def _read(line: bytes) -> CallResult:
+    """What the worker wrote; a value that this interpreter refuses to read (too many digits, too deep) is no JSON."""
+    try:
+        return CallResult(*json.loads(line))
+    except (ValueError, RecursionError):
+        return CallResult("error", "NotJSON")
 
 
 @cache

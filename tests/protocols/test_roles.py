@@ -165,3 +165,12 @@ def test_what_cannot_be_forged_is_what_a_message_is_worth(checked: bool, worth: 
         paid_best = value("prover", best, follows, checked)
         for role, script in product(best, scripts):
             assert value("prover", {**best, role: script}, follows, checked) <= paid_best
+
+
+def test_a_role_with_a_stake_without_a_goal_takes_the_agents_own_away() -> None:
+    """Whoever argues for a verdict otherwise argues for none in a role that names no goal; who has no stake in it keeps its own."""
+    stakes = {"lost": {"first": Stake(for_verdict(0, 1.0))}, "turned": {"first": Stake(for_verdict(0, 1.0), 0)}}
+    payment = Payment({"first": for_verdict(1, 1.0), "second": for_verdict(1, 1.0)}, goals={"first": 1, "second": 1}, by_role=stakes)
+    assert payment.of("lost").goals == {"second": 1}
+    assert payment.of("turned").goals == {"first": 0, "second": 1}
+    assert payment.of(None).goals == {"first": 1, "second": 1}
