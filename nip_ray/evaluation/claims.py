@@ -47,8 +47,7 @@ def _wishes(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Iterator[tuple[str
     """(prover, label, a verdict that it is after there, (B,) the episodes of that label in which it is, and which give it a turn)."""
     place_B, turns_B = seed_B % max(1, len(protocol.roles)), seed_B % len(protocol.turns)
     for prover in protocol.provers:
-        speaks = [any(agent == prover for turns in table for agent, _ in turns) for table in protocol.turns]
-        speaks_B = np.array(speaks)[turns_B]
+        speaks_B = np.array(protocol.speaks_in(prover))[turns_B]
         for label in range(len(protocol.verdicts)):
             for verdict, roles in protocol.wanted_by(prover, label).items():
                 drawn_B = np.isin(place_B, [protocol.roles.index(role) for role in roles] or [0])

@@ -174,3 +174,14 @@ def test_a_role_with_a_stake_without_a_goal_takes_the_agents_own_away() -> None:
     assert payment.of("lost").goals == {"second": 1}
     assert payment.of("turned").goals == {"first": 0, "second": 1}
     assert payment.of(None).goals == {"first": 1, "second": 1}
+
+
+def test_seeds_of_episodes_in_which_somebody_has_a_turn() -> None:
+    """Like those given where everybody speaks in all; else each class in which one of them does comes as often."""
+    seed_B = torch.arange(600)
+    drawn = build("consultancy", verdicts=("zero", "one", "two"))
+    assert (drawn.seeds_within((), seed_B, ("prover1",)) % 3 == 1).all()
+    assert (drawn.seeds_within((), seed_B, ("prover0", "prover2")) % 3).bincount().tolist() == [300, 0, 300]
+    for protocol, who in ((drawn, drawn.provers), (drawn, ()), (drawn, ("verifier",)), (build("debate"), ("prover1",))):
+        assert protocol.seeds_within((), seed_B, who).equal(seed_B)
+    assert (ONE.seeds_within(("accept",), seed_B, ("prover",)) % 2 == 1).all()

@@ -48,7 +48,7 @@ from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
-from nip_ray.text.training.model_play import ModelPlay
+from nip_ray.text.training.model_play import ModelPlay, Reply
 from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.rules import rule_of

@@ -169,6 +169,17 @@ def test_turns_are_compared_with_those_that_met_the_same_opponents() -> None:
     assert [turn.advantage for _, turn in found.replies] == [0.5, -0.5, 0.5, -0.5]
 
 
+def test_prompts_that_lose_their_middle_are_told_of_and_end_a_run_where_they_are_most(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = make(warmup_steps=1).model_copy(update={"iterations": 1})
+    longer = replace(short.scenario, length=16)  # type: ignore[type-var]
+    local = replace(short.providers["local"], max_length=16)  # type: ignore[type-var]
+    cut = short.model_copy(update={"scenario": longer, "protocol": replace(short.protocol, max_rounds=9), "providers": {"local": local}})
+    with pytest.raises(TrainingError, match=r"prompts of \w+ lost their middle in iteration 1.*max_length"):
+        run_experiment(cut, tmp_path / "cut", quiet=True)
+
+
 def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
     """By checkpoints and snapshots alike. Who is given the weights of another time plays as then, in rows and in columns."""
     run, config = tmp_path / "run", make(PAST, keep_checkpoints=None, warmup_steps=0, format_warmup=40, learning_rate=3e-2)
