@@ -120,7 +120,8 @@ def role_advantages(
 ) -> tuple[Tensor, dict[str, float]]:
     """(advantage_N, new baselines): role-conditioned advantage estimation (SPIRAL, section on RAE).
 
-    roles: whose turn each is (an agent, and the role that it knows of). dialogues: to which dialogue it belongs; a role's are taken in the order in which they appear.
+    roles: whose turn each is (an agent, and the role that it knows of). dialogues: to which dialogue it belongs; a role's are taken in the
+    order in which they appear.
     baselines: role -> moving average of its returns; a role without one starts at 0, as published.
 
         A = R - b for every turn of a dialogue, then b <- decay b + (1 - decay) (mean R over the role's turns in this dialogue)

@@ -98,7 +98,7 @@ def test_examples_that_lose_their_middle_are_told_of_and_are_not_most(chat: Chat
     long, brief = (line(messages=[{"role": "user", "content": text}, said("accept")]) for text in ("word " * 300, "?"))
     supervised_rows(parse_examples(b"\n".join([long, brief]), "supervised"), short)
     assert "1 of 2 examples are longer than the context of 64 tokens" in capsys.readouterr().err
-    with pytest.raises(UserError, match="2 of 3 examples are longer .* raise max_length"):
+    with pytest.raises(UserError, match=r"2 of 3 examples are longer .* raise max_length"):
         supervised_rows(parse_examples(b"\n".join([long, long, brief]), "supervised"), short)
 
 

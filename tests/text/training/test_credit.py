@@ -10,8 +10,8 @@ from nip_ray.learning.token_losses import Advantages, AgentTurns, turn_advantage
 from nip_ray.learning.token_rows import Turn as Tokens
 from nip_ray.play.dialogue import Dialogue, Turn
 from nip_ray.play.dialogues import start_dialogue
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.protocols import Payment, Protocol, build
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.model_play import Reply
 from tests.text.small_dialogues import Item
@@ -59,7 +59,8 @@ def test_turns_are_compared_with_those_of_the_same_role(settings: dict[str, Any]
     protocol, item = build("helpful_sneaky"), Item(3, 1)
     turns = ((Turn("prover", "a", {}),), (Turn("verifier", "b", {}),))
     dialogues = [
-        replace(start_dialogue(item, seed), rounds=turns, rewards=({}, {"prover": float(seed % 2 == 0), "verifier": 1.0})) for seed in range(6)
+        replace(start_dialogue(item, seed), rounds=turns, rewards=({}, {"prover": float(seed % 2 == 0), "verifier": 1.0}))
+        for seed in range(6)
     ]
     replies = [Reply(place, agent, r, Tokens([1], [2])) for place in range(6) for r, agent in enumerate(("prover", "verifier"))]
     found = credit(turn_advantages, PolicyGradientSettings(**settings), protocol, dialogues, replies, {})

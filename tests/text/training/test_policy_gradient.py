@@ -172,12 +172,23 @@ def test_turns_are_compared_with_those_that_met_the_same_opponents() -> None:
 def test_prompts_that_lose_their_middle_are_told_of_and_end_a_run_where_they_are_most(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = make(warmup_steps=1).model_copy(update={"iterations": 1})
-    longer = replace(short.scenario, length=16)  # type: ignore[type-var]
-    local = replace(short.providers["local"], max_length=16)  # type: ignore[type-var]
-    cut = short.model_copy(update={"scenario": longer, "protocol": replace(short.protocol, max_rounds=9), "providers": {"local": local}})
-    with pytest.raises(TrainingError, match=r"prompts of \w+ lost their middle in iteration 1.*max_length"):
-        run_experiment(cut, tmp_path / "cut", quiet=True)
+    config, chat = make(), [{"role": "user", "content": "?"}]
+    with RunFolder.create(tmp_path / "run", config_to_yaml(config)) as folder:
+        trainer = begin(config, folder, prepare(config), new_state(config))
+        assert isinstance(trainer, PolicyGradientTrainer)
+        model = trainer.models["verifier"]
+        assert isinstance(model, PolicyModel)
+        whole = len(model.prompt_tokens(chat, 2))
+        assert model.prompts_cut == 0
+        assert len(model.prompt_tokens(chat, model.chat.context - whole + 1)) == whole - 1
+        assert model.prompts_cut == 1
+        replies = [Reply(place, "verifier", 0, TokenTurn([1], [2]), cut=place < 1) for place in range(4)]
+        assert trainer._cut_prompts(0, replies) == {"train/verifier/prompt_cut_share": 0.25}
+        assert trainer._cut_prompts(1, [replace(reply, cut=False) for reply in replies]) == {}
+        assert "1 of 4 prompts of verifier lost their middle in iteration 1" in capsys.readouterr().err
+        with pytest.raises(TrainingError, match=r"4 of 4 prompts of verifier lost their middle in iteration 3.*max_length"):
+            trainer._cut_prompts(2, [replace(reply, cut=True) for reply in replies])
+        trainer.close()
 
 
 def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
