@@ -8,8 +8,8 @@ Decisions that matter here:
 - on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others continue as they were
   trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only if it is asked for, by all provers; for
   y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
-- where the episode draws a role, episodes are those in which somebody is paid for the wrong verdict: it is told so, and the verifier is
-  judged in these alone;
+- where the episode draws who speaks, episodes are those in which an attacker has a turn; where it draws a role, those in which somebody
+  is paid for the wrong verdict: it is told so, and the verifier is judged in these alone;
 - with more than two verdicts each is attacked on its own (``soundness/<verdict>``, by those who are paid for it, on the instances of all
   other labels). Over all, an instance counts as right only if it was judged rightly whichever wrong verdict was argued for;
 - attackers of a panel are paid for its verdict. What each member's own vote is worth is measured against the same attackers, the one that
@@ -428,7 +428,7 @@ class _Attack:
 
     def _episode_seeds(self, count: int) -> Tensor:
         drawn_B = episode_seeds(stable_seed(self.seed, "measured"), 0, count)
-        return self.target.scenario.protocol.seeds_within(self.roles, drawn_B)
+        return self.target.scenario.protocol.seeds_within(self.roles, drawn_B, self.agents)
 
     def _figures(self, verdict_B: Tensor) -> dict[str, Any]:
         found = {"held_out": self._right(verdict_B, self.held_out), "fooled": verdict_B == self.wanted}

@@ -142,7 +142,7 @@ def _played(
     players = {agent: Player(network, noise) for agent, network in {**target.others, **networks}.items()}
     chosen = torch.randint(len(target.ids), (settings.copies,), generator=generator(seed, "instances", iteration))
     drawn_B = episode_seeds(stable_seed(seed, "episodes"), iteration, settings.copies)
-    seed_B = target.scenario.protocol.seeds_within(target.roles, drawn_B)
+    seed_B = target.scenario.protocol.seeds_within(target.roles, drawn_B, tuple(networks))
     return stage(play, players, target.ids[chosen.to(target.ids.device)], seed_B)
 
 

@@ -3,7 +3,7 @@ earns less what a lying one does.
 
 Decisions that matter here:
 - a prover is honest in an episode where the verdict that it is after (`Protocol.wanted_by`: by its side, or by what its role pays) is the
-  true label, and lies where it is not. One that is after no verdict, or had no turn in the episode, counts as neither;
+  true label, and lies where it is not. One that is after no verdict, or has no turn in the episode, counts as neither;
 - so in a debate both meet in one episode; under nip the same prover is honest on true claims and lies about false ones; where the episode
   draws a role, the role decides. The figure is the mean return of honest provers less that of lying ones, in units of reward;
 - the interval is over instances, since the provers of an episode are not independent: Student's of the linearised difference of two
@@ -44,13 +44,14 @@ def sought(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Flags:
 
 
 def _wishes(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Iterator[tuple[str, int, int, Flags]]:
-    """(prover, label, a verdict that it is after there, (B,) the episodes of that label in which it is)."""
-    place_B = seed_B % max(1, len(protocol.roles))
+    """(prover, label, a verdict that it is after there, (B,) the episodes of that label in which it is, and which give it a turn)."""
+    place_B, turns_B = seed_B % max(1, len(protocol.roles)), seed_B % len(protocol.turns)
     for prover in protocol.provers:
+        speaks_B = np.array(protocol.speaks_in(prover))[turns_B]
         for label in range(len(protocol.verdicts)):
             for verdict, roles in protocol.wanted_by(prover, label).items():
                 drawn_B = np.isin(place_B, [protocol.roles.index(role) for role in roles] or [0])
-                yield prover, label, verdict, (y_B == label) & drawn_B
+                yield prover, label, verdict, (y_B == label) & drawn_B & speaks_B
 
 
 def shares(protocol: Protocol, verdict_B: Whole, y_B: Whole, seed_B: Whole | None = None) -> dict[str, tuple[Flags, Flags]]:

@@ -54,13 +54,15 @@ class Advantages:
 @dataclass(frozen=True)
 class AgentTurns:
     """N turns of one agent, as they were played. return_N: see the module. group_N: see `group_numbers`. dialogue_N: which dialogue each
-    belongs to; a dialogue's turns stand next to each other or in the order of rounds.
+    belongs to; a dialogue's turns stand next to each other or in the order of rounds. roles: the role that the agent knows of in each, None
+    for none (empty: in none of them).
     """
 
     agent: str
     return_N: Tensor
     group_N: Tensor
     dialogue_N: Tensor
+    roles: Sequence[str | None] = ()
 
 
 def turn_advantages(
@@ -71,7 +73,8 @@ def turn_advantages(
     if settings.advantage == "none":
         return Advantages(return_N.clone()), dict(baselines)
     if settings.advantage == "role":
-        roles, dialogues = [turns.agent] * len(return_N), turns.dialogue_N.tolist()
+        known, dialogues = turns.roles or [None] * len(return_N), turns.dialogue_N.tolist()
+        roles = [turns.agent if role is None else f"{turns.agent}/{role}" for role in known]
         advantage_N, new = role_advantages(return_N, roles, dialogues, baselines, settings.role_baseline_decay)
         return Advantages(advantage_N), new
     found = group_advantages(return_N, turns.group_N, settings.advantage == "leave_one_out", settings.normalise_advantage)
@@ -82,7 +85,7 @@ def group_numbers(*keys: Sequence[Hashable]) -> Tensor:
     """(N,): the number of each turn's group, from 0 in the order of first appearance; turns with the same keys are of one group.
 
     keys: a value for each turn. Turns of one agent are comparable when they answer the same item, in the same round, against the same
-    opponents. A turn that only some dialogues of an item have is compared with those that have it.
+    opponents, and it knows of the same role. A turn that only some dialogues of an item have is compared with those that have it.
     """
     numbers: dict[tuple[Hashable, ...], int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)], dtype=torch.long)
@@ -117,7 +120,8 @@ def role_advantages(
 ) -> tuple[Tensor, dict[str, float]]:
     """(advantage_N, new baselines): role-conditioned advantage estimation (SPIRAL, section on RAE).
 
-    roles: whose turn each is (an agent). dialogues: to which dialogue it belongs; a role's are taken in the order in which they appear.
+    roles: whose turn each is (an agent, and the role that it knows of). dialogues: to which dialogue it belongs; a role's are taken in the
+    order in which they appear.
     baselines: role -> moving average of its returns; a role without one starts at 0, as published.
 
         A = R - b for every turn of a dialogue, then b <- decay b + (1 - decay) (mean R over the role's turns in this dialogue)
@@ -283,7 +287,8 @@ def token_loss(
     counted = {**told, "entropy": entropy_NT}
     if start_log_prob_NT is not None:
         distance_NT = torch.where(drawn_NT, start_log_prob_NT - log_prob_NT, 0.0)
-        k3_NT = distance_NT.clamp(max=_LARGEST_LOG_RATIO).expm1() - distance_NT
+        near_NT = distance_NT.clamp(max=_LARGEST_LOG_RATIO)  # beyond, the tangent: a gradient that stays large, of the right sign
+        k3_NT = near_NT.expm1() + near_NT.exp() * (distance_NT - near_NT) - distance_NT
         counted["kl"] = k3_NT
         loss_NT = loss_NT + settings.kl_coefficient * (k3_NT if settings.kl_estimator == "k3" else distance_NT.square() / 2)
     loss = (weight_NT * loss_NT).sum()

@@ -110,10 +110,24 @@ SHAPES: tuple[Shape, ...] = ("openai", "alternating", "no_system")
 START, GO_ON = "Please begin.", "Please go on."
 """The user message before a reply where nobody has said anything: before the first one, and later."""
 
-MARK = re.compile(r"(?:<|[\[◁](?=/?think[\]▷]))(/?)(?:think|thinking|thought|reasoning)[>\]▷]", re.IGNORECASE)
+_NAMES = r"(?:\w{1,9}:)?(?:think|thinking|thoughts?|reasoning|reason|scratchpad)"
+MARK = re.compile(rf"(?:<|[\[◁](?=/?think[\]▷]))(/?){_NAMES}(?:\s*>|[\]▷])", re.IGNORECASE)
 """Of reasoning; "[Reasoning]" may be a heading. The group is a slash where it ends."""
-OPENED = re.compile(r"(?:<(?:think|thinking|thought|reasoning)>|[\[◁]think[\]▷])(?=\s*\Z)", re.IGNORECASE)
+OPENED = re.compile(rf"(?:<{_NAMES}>|[\[◁]think[\]▷])(?=\s*\Z)", re.IGNORECASE)
 """A mark that begins reasoning, at the end of a text."""
+_OTHER_MARKS = (
+    (re.compile(r"<\|begin_of_thought\|>"), "<think>"),
+    (re.compile(r"<\|end_of_thought\|>"), "</think>"),
+    (re.compile(r"<\|(?:begin|end)_of_solution\|>"), ""),
+    # Harmony: channels before the final one are reasoning; without its special tokens, names of channels run into the text.
+    (re.compile(r"\A\s*(?:assistant)?analysis(?=\S)(?=.*assistantfinal)", re.DOTALL), "<think>"),
+    (re.compile(r"(?<=<think>)(.*)assistantfinal", re.DOTALL), r"\1</think>"),
+    (re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>\s*final\b[^<]*<\|message\|>"), "</think>"),
+    (re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"), "<think>"),
+    (re.compile(r"<\|(?:end|return|call)\|>"), ""),
+)
+_OTHER = re.compile(r"<\|(?:channel|begin_of_thought)\|>|\A\s*(?:assistant)?analysis\S.*assistantfinal", re.DOTALL)
+"""Where a reply has one of the other marks, each of them is written as those of `MARK`."""
 
 
 def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
@@ -138,8 +152,12 @@ def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
 
 def split_reasoning(reply: str) -> tuple[str, str]:
     """(reasoning, the rest of `reply`). Reasoning is what stands between marks such as <think> and </think>, in any case; before a
-    closing mark without an opening one (templates may open it in the prompt); and behind an opening mark that is never closed.
+    closing mark without an opening one (templates may open it in the prompt); and behind an opening mark that is never closed. Channels
+    of the Harmony form but the final one are reasoning too.
     """
+    if _OTHER.search(reply):
+        for pattern, mark in _OTHER_MARKS:
+            reply = pattern.sub(mark, reply)
     reasoning, rest, inside, start = [], [], False, 0
     for mark in MARK.finditer(reply):
         piece, start = reply[start : mark.start()], mark.end()

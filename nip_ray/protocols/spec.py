@@ -150,6 +150,10 @@ class Protocol:
         """The roles that `agent` may be told at the beginning of an episode; (None,) where it is told none."""
         return self.roles if agent in self.told and self.chooser is None else (None,)
 
+    def told_role(self, agent: str, round: int, seed: int) -> str | None:
+        """The role that `agent` knows of in its turn in `round`; None where it is told none, or none is chosen yet."""
+        return self.role_of(seed) if agent in self.told and round > self.choice_round else None
+
     @cached_property
     def choice_round(self) -> int:
         """The round in which the chooser chooses, -1 without one."""
@@ -183,14 +187,23 @@ class Protocol:
                 found[verdict] = (*found.get(verdict, ()), *([] if role is None else [role]))
         return found
 
-    def seeds_within(self, roles: Collection[str], seed_B: Tensor) -> Tensor:
-        """(B,) int64: episode seeds like these that draw one of `roles`, each as often; the same where no roles are drawn."""
-        if not roles:
+    def speaks_in(self, agent: str) -> tuple[bool, ...]:
+        """For each table of turns, whether `agent` has a turn in it."""
+        return tuple(any(name == agent for turns in table for name, _ in turns) for table in self.turns)
+
+    def seeds_within(self, roles: Collection[str], seed_B: Tensor, speakers: Collection[str] = ()) -> Tensor:
+        """(B,) int64: episode seeds like these that draw one of `roles` and give one of `speakers` a turn, each class of them as often; the
+        same where that is so in every episode. Neither restricts anything where it is empty.
+        """
+        tables = [self.speaks_in(agent) for agent in speakers]
+        places = [self.roles.index(role) for role in roles] or list(range(self.seed_classes))
+        heard = [place for place in places if any(table[place % len(table)] for table in tables)] or places
+        count = self.seed_classes
+        if not roles and len(heard) == count:
             return seed_B
         import torch
 
-        count = len(self.roles)
-        place_K = torch.tensor([self.roles.index(role) for role in roles], device=seed_B.device)
+        place_K = torch.tensor(heard, device=seed_B.device)
         block_B = (seed_B // count).clamp(max=NUM_SEEDS // count - 1)
         return block_B * count + place_K[block_B % len(place_K)]
 

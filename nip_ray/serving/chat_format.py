@@ -55,6 +55,8 @@ class ChatFormat:
                 f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; take a model that was made to chat"
             )
         self.tokenizer, self.context = tokenizer, context
+        self.prompts_cut = 0
+        """How many chats have lost their middle in `prompt_before`."""
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
         self.replies: dict[str, list[int]] = {}
@@ -86,7 +88,9 @@ class ChatFormat:
 
     def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int) -> list[int]:
         """`prompt`, without its middle where that would leave no room in the context for a reply of so many tokens."""
-        return self.cut(self.prompt(messages), self.context - reply_tokens)
+        tokens, room = self.prompt(messages), self.context - reply_tokens
+        self.prompts_cut += len(tokens) > room
+        return self.cut(tokens, room)
 
     def cut(self, tokens: list[int], room: int) -> list[int]:
         """At most `room` tokens: see above for what is left out."""

@@ -35,6 +35,11 @@ class Policy(Protocol):
         """Of learning, since it was made."""
         ...
 
+    @property
+    def prompts_cut(self) -> int:
+        """How many chats have lost their middle in `prompt_tokens`, since it was made."""
+        ...
+
     def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
         """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
         ...

@@ -93,6 +93,11 @@ class PolicyModel:
 
     # ------------------------------------------------------------------------------------------------------- sampling
 
+    @property
+    def prompts_cut(self) -> int:
+        """See `Policy.prompts_cut`."""
+        return self.chat.prompts_cut
+
     def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
         """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
         return self.chat.prompt_before(chat, reply_tokens)

@@ -69,6 +69,11 @@ class ServicePolicy:
 
     # ------------------------------------------------------------------------------------------------------- sampling
 
+    @property
+    def prompts_cut(self) -> int:
+        """See `Policy.prompts_cut`."""
+        return self.chat.prompts_cut
+
     def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
         """See `PolicyModel.prompt_tokens`."""
         return self.chat.prompt_before(chat, reply_tokens)

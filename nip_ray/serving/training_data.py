@@ -20,9 +20,12 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.learning.token_rows import common_beginning
 from nip_ray.play.dialogue import MARK
+from nip_ray.progress import say
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import Method
 
+MOST_CUT = 0.5
+"""The largest share of a file's examples that may lose their middle; beyond it the job fails."""
 IGNORED = -100
 """The label of a token that is not learned."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -59,23 +62,46 @@ def parse_examples(data: bytes, method: Method) -> list[Example]:
 
 def supervised_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[str, list[int]]]:
     """For each example `input_ids` and `labels` (T,); labels are the ids where they are learned, else IGNORED."""
-    rows = []
+    rows, num_cut = [], 0
     for example in examples:
         ids, learned = _with_labels(example.messages, chat)
         labels = [token if wanted else IGNORED for token, wanted in zip(ids, learned)]
+        num_cut += len(ids) > chat.context
         rows.append({"input_ids": chat.cut(ids, chat.context), "labels": chat.cut(labels, chat.context)})
+    _check_cut(num_cut, len(rows), chat)
     return rows
 
 
 def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[str, list[int]]]:
-    """For each example `prompt_ids`, `chosen_ids` and `rejected_ids`, each output with the token that ends it."""
-    rows = []
+    """For each example `prompt_ids`, `chosen_ids` and `rejected_ids`, each output with the token that ends it.
+
+    Pairs whose outputs are the same, or became so by the cut, teach nothing and are left out. Raises UserError where none is left.
+    """
+    rows, num_cut = [], 0
     for example in examples:
         prompt = chat.prompt(example.messages)
         chosen, rejected = (completion_tokens(example.messages, said, chat) for said in (example.preferred, example.rejected))
+        if chosen == rejected:
+            continue
         room = chat.context - max(len(chosen), len(rejected))
+        num_cut += len(prompt) > max(room, 1)
         rows.append({"prompt_ids": chat.cut(prompt, max(room, 1)), "chosen_ids": chosen, "rejected_ids": rejected})
+    if not rows:
+        raise UserError(f"training data: both outputs of every pair are the same in a context of {chat.context} tokens, raise max_length")
+    if equal := len(examples) - len(rows):
+        say(f"warning: {equal} of {len(examples)} pairs are left out: both outputs are the same in a context of {chat.context} tokens")
+    _check_cut(num_cut, len(rows), chat)
     return rows
+
+
+def _check_cut(num_cut: int, count: int, chat: ChatFormat) -> None:
+    """Warn of examples that lost their middle. Raises UserError where most did."""
+    if not num_cut:
+        return
+    told = f"{num_cut} of {count} examples are longer than the context of {chat.context} tokens and lose their middle"
+    if num_cut > MOST_CUT * count:
+        raise UserError(f"training data: {told}, raise max_length or shorten them")
+    say(f"warning: {told}")
 
 
 def completion_tokens(messages: Sequence[Mapping[str, Any]], said: str, chat: ChatFormat) -> list[int]:

@@ -134,21 +134,24 @@ _BYTES_PER_TOKEN = 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the user wrote, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's."""
+    """What the user wrote, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's.
+    speakers: of whom one has a turn in each episode, () for anybody.
+    """
 
     kind: LanguageScenarioKind
     scenario: LanguageScenario
     items: dict[str, list[Any]]
     roles: tuple[str, ...] = ()
+    speakers: tuple[str, ...] = ()
 
     def drawn(self, tasks: Sequence[Task]) -> list[Task]:
-        """The same tasks, in episodes that draw one of `roles`."""
-        if not self.roles:
+        """The same tasks, in episodes that draw one of `roles` and give one of `speakers` a turn."""
+        if not self.roles and not self.speakers:
             return list(tasks)
         import torch
 
         seed_B = torch.tensor([task.seed % NUM_SEEDS for task in tasks])
-        seeds = self.scenario.protocol.seeds_within(self.roles, seed_B).tolist()
+        seeds = self.scenario.protocol.seeds_within(self.roles, seed_B, self.speakers).tolist()
         return [replace(task, seed=seed) for task, seed in zip(tasks, seeds, strict=True)]
 
 
@@ -169,19 +172,21 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
     check_room(config, scenario, items["train"])
     _check_examples(config, scenario, items["train"][0])
-    return Prepared(kind, scenario, items, _stored_roles(run_dir))
+    return Prepared(kind, scenario, items, *_stored_roles(run_dir))
 
 
-def store_roles(folder: RunFolder, roles: Sequence[str]) -> None:
-    """Keep the roles that the episodes of a run draw, for whoever continues it."""
-    folder.write_json(ROLES, {"roles": list(roles)})
+def store_roles(folder: RunFolder, roles: Sequence[str], speakers: Sequence[str]) -> None:
+    """Keep the roles that the episodes of a run draw, and of whom one has a turn in each, for whoever continues it."""
+    folder.write_json(ROLES, {"roles": list(roles), "speakers": list(speakers)})
 
 
-def _stored_roles(run_dir: Path | None) -> tuple[str, ...]:
+def _stored_roles(run_dir: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(roles, speakers)."""
     if run_dir is None or not (run_dir / ROLES).exists():
-        return ()
+        return (), ()
     with RunFolder.open(run_dir) as folder:
-        return tuple(folder.read_json(ROLES)["roles"])
+        stored = folder.read_json(ROLES)
+    return tuple(stored["roles"]), tuple(stored.get("speakers", ()))
 
 
 def _refuse_half_characters(items: Mapping[str, Sequence[Any]], kind: LanguageScenarioKind) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nip_ray.evaluation.claims import score_difference, sides
+from nip_ray.evaluation.claims import score_difference, shares, sides
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build
 
 
@@ -76,3 +76,23 @@ def test_the_interval_covers_as_often_as_it_says(name: str) -> None:
         assert found.upper is not None
         held += found.lower <= truth <= found.upper
     assert 0.94 <= held / 2000 <= 0.97
+
+
+@pytest.mark.parametrize("name", ["consultancy", "merlin_arthur"])
+@pytest.mark.parametrize("one_prover", [False, True])
+def test_a_prover_without_a_turn_argues_for_nothing(name: str, one_prover: bool) -> None:
+    """Of three verdicts: the episode's prover (or role) argues for one, whoever of them it is."""
+    options = {"one_prover": True} if one_prover else {}
+    protocol, random = build(name, verdicts=("zero", "one", "two"), **options), np.random.default_rng(5)
+    seed_B, y_B, verdict_B = random.integers(0, 999, 600), random.integers(0, 3, 600), random.integers(0, 4, 600)
+    argued_B = seed_B % 3
+    found = {key: (int(hit_B.sum()), int(of_B.sum())) for key, (hit_B, of_B) in shares(protocol, verdict_B, y_B, seed_B).items()}
+    true_B, right_B = argued_B == y_B, verdict_B == y_B
+    assert found["completeness"] == ((right_B & true_B).sum(), true_B.sum())
+    assert found["soundness"] == ((right_B & ~true_B).sum(), (~true_B).sum())
+    own_B = true_B & (y_B == 1)
+    assert found["completeness/one"] == ((right_B & own_B).sum(), own_B.sum())
+    lied_B = ~true_B & (argued_B == 1)
+    assert found["soundness/one"] == ((lied_B & (verdict_B != 1) & (verdict_B != 3)).sum(), lied_B.sum())
+    side_BA = sides(protocol, seed_B, y_B)
+    assert (np.abs(side_BA).sum(1) == 1).all()

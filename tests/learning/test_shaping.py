@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.learning.shaping import Reduce, check_sequence, dice_losses, directions, leader_follower_map
+from nip_ray.learning.shaping import Reduce, check_sequence, dice_losses, directions, leader_follower_map, stable_direction
 from nip_ray.settings.stackelberg import StackelbergSettings
 
 VARIANTS = ("spg", "pspg", "lola", "pola", "sos", "psos")
@@ -313,3 +313,12 @@ def test_two_learners_are_one(name: str, variant: str, ihvp: str) -> None:
         for agent in "abc":
             torch.testing.assert_close(together[agent], alone[agent], rtol=1e-6, atol=1e-9)
     assert relative_error(alone["b" if mutual else "a"], learner(slice(0, 13))(lambda x: x)["b" if mutual else "a"]) > 1e-2
+
+
+@pytest.mark.parametrize(("norm", "share"), [(0.05, 0.0025), (0.0999, 0.0999**2), (0.2, 1.0), (0.5, 1.0)])
+def test_shaping_fades_below_the_threshold_of_the_norm_and_not_of_its_square(norm: float, share: float) -> None:
+    """p2 is |xi|^2 where |xi| < 0.1, else 1; between 0.1 and the root of 0.1 the two readings differ."""
+    one_P, none_P = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    settings = StackelbergSettings(variant="sos", sos_threshold_factor=0.1)
+    found = stable_direction({"first": norm * one_P}, {"first": none_P}, {"first": -one_P}, settings)
+    assert float(found["first"][0]) == pytest.approx(norm + share)

@@ -207,6 +207,18 @@ def test_the_expected_gradient_of_the_kl_estimators(estimator: Any) -> None:
     assert found.metrics()["kl"] > 0
 
 
+@pytest.mark.parametrize("distance", [-30.0, -0.5, 0.0, 3.0, 19.9, 20.1, 60.0])
+def test_the_kl_estimate_pulls_towards_the_start_model_however_far(distance: float) -> None:
+    """The derivative by log_prob is 1 - exp(d), from d = 20 on that at 20: never the other way."""
+    log_prob_NT, one_NT = torch.full((1, 1), -distance, dtype=torch.float64, requires_grad=True), torch.ones(1, 1, dtype=torch.float64)
+    rows = (log_prob_NT, 0 * one_NT, log_prob_NT.detach(), torch.zeros(1, dtype=torch.float64), one_NT, one_NT)
+    loss, found = token_loss(*rows, rule(kl_coefficient=1.0, kl_estimator="k3"), 0 * one_NT)
+    (gradient_NT,) = torch.autograd.grad(loss, log_prob_NT)
+    assert gradient_NT.item() == pytest.approx(1 - math.exp(min(distance, 20.0)))
+    assert found.metrics()["kl"] == pytest.approx(loss.item())
+    assert loss.item() >= 0
+
+
 def test_log_probabilities_and_entropies_are_of_the_distribution_that_was_drawn_from() -> None:
     logits_NTV = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
     logits_NTV[0, 1, 2] = -torch.inf

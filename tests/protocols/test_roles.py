@@ -165,3 +165,23 @@ def test_what_cannot_be_forged_is_what_a_message_is_worth(checked: bool, worth: 
         paid_best = value("prover", best, follows, checked)
         for role, script in product(best, scripts):
             assert value("prover", {**best, role: script}, follows, checked) <= paid_best
+
+
+def test_a_role_with_a_stake_without_a_goal_takes_the_agents_own_away() -> None:
+    """Whoever argues for a verdict otherwise argues for none in a role that names no goal; who has no stake in it keeps its own."""
+    stakes = {"lost": {"first": Stake(for_verdict(0, 1.0))}, "turned": {"first": Stake(for_verdict(0, 1.0), 0)}}
+    payment = Payment({"first": for_verdict(1, 1.0), "second": for_verdict(1, 1.0)}, goals={"first": 1, "second": 1}, by_role=stakes)
+    assert payment.of("lost").goals == {"second": 1}
+    assert payment.of("turned").goals == {"first": 0, "second": 1}
+    assert payment.of(None).goals == {"first": 1, "second": 1}
+
+
+def test_seeds_of_episodes_in_which_somebody_has_a_turn() -> None:
+    """Like those given where everybody speaks in all; else each class in which one of them does comes as often."""
+    seed_B = torch.arange(600)
+    drawn = build("consultancy", verdicts=("zero", "one", "two"))
+    assert (drawn.seeds_within((), seed_B, ("prover1",)) % 3 == 1).all()
+    assert (drawn.seeds_within((), seed_B, ("prover0", "prover2")) % 3).bincount().tolist() == [300, 0, 300]
+    for protocol, who in ((drawn, drawn.provers), (drawn, ()), (drawn, ("verifier",)), (build("debate"), ("prover1",))):
+        assert protocol.seeds_within((), seed_B, who).equal(seed_B)
+    assert (ONE.seeds_within(("accept",), seed_B, ("prover",)) % 2 == 1).all()

@@ -21,6 +21,8 @@ BAD = {
     "memory": ("def f(x): return [0] * 10 ** 10", ("error", "MemoryError")),
     "set": ("def f(x): return {x}", ("error", "NotJSON")),
     "long value": ("def f(x): return 'a' * 10 ** 6", ("error", "ValueTooLarge")),
+    "many digits": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10 ** 5000", ("error", "NotJSON")),
+    "deep value": ("def f(x):\n    for _ in range(50_000): x = [x]\n    return x", ("error", "NotJSON")),
     "input": ("def f(x): return input()", ("error", "EOFError")),
     "long number": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10 ** 5000", ("error", "NotJSON")),
     "deep list": (

@@ -81,13 +81,39 @@ def test_templates_that_begin_replies_with_reasoning() -> None:
 
 def test_long_chats_keep_their_end(chat: ChatFormat) -> None:
     short = ChatFormat(chat.tokenizer, 64)
-    talk = [{"role": "user", "content": "word " * 300}, said("accept")]
-    row = supervised_rows(parse_examples(line(messages=talk), "supervised"), short)[0]
+    talk, brief = [{"role": "user", "content": "word " * 300}, said("accept")], [{"role": "user", "content": "?"}, said("accept")]
+    row = supervised_rows(parse_examples(line(messages=talk) + b"\n" + line(messages=brief), "supervised"), short)[0]
     assert len(row["input_ids"]) == len(row["labels"]) == 64
     assert chat.tokenizer.decode([label for label in row["labels"] if label != IGNORED]) == "accept<|end|>"
-    pair = line(input={"messages": talk[:1]}, preferred_output=[said("accept")], non_preferred_output=[said("no " * 200)])
-    both = preference_rows(parse_examples(pair, "dpo"), short)[0]
+    pairs = [
+        line(input={"messages": chat[:1]}, preferred_output=[said("accept")], non_preferred_output=[said(other)])
+        for chat, other in ((talk, "no " * 200), (brief, "no"))
+    ]
+    both = preference_rows(parse_examples(b"\n".join(pairs), "dpo"), short)[0]
     assert len(both["prompt_ids"]) + len(both["rejected_ids"]) == 64
+
+
+def test_examples_that_lose_their_middle_are_told_of_and_are_not_most(chat: ChatFormat, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ChatFormat(chat.tokenizer, 64)
+    long, brief = (line(messages=[{"role": "user", "content": text}, said("accept")]) for text in ("word " * 300, "?"))
+    supervised_rows(parse_examples(b"\n".join([long, brief]), "supervised"), short)
+    assert "1 of 2 examples are longer than the context of 64 tokens" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"2 of 3 examples are longer .* raise max_length"):
+        supervised_rows(parse_examples(b"\n".join([long, long, brief]), "supervised"), short)
+
+
+def test_pairs_that_are_equal_once_cut_are_left_out(chat: ChatFormat, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ChatFormat(chat.tokenizer, 64)
+
+    def pair(preferred: str, rejected: str) -> bytes:
+        talk = [{"role": "user", "content": "?"}]
+        return line(input={"messages": talk}, preferred_output=[said(preferred)], non_preferred_output=[said(rejected)])
+
+    cut, equal, kept = pair("word " * 60 + "accept", "word " * 60 + "reject"), pair("no", "no"), pair("accept", "reject")
+    assert len(preference_rows(parse_examples(b"\n".join([cut, equal, kept]), "dpo"), short)) == 1
+    assert "2 of 3 pairs are left out" in capsys.readouterr().err
+    with pytest.raises(UserError, match="both outputs of every pair are the same"):
+        preference_rows(parse_examples(b"\n".join([cut, equal]), "dpo"), short)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def cross_play(
     for verifier in runs:
         for prover in runs:
             games = played(verifier, prover, place_B, greedy, seed)
-            cells[verifier.name, prover.name] = figures_of(verifier.scenario.protocol, games.verdict_B, games.y_B)
+            cells[verifier.name, prover.name] = figures_of(verifier.scenario.protocol, games.verdict_B, games.y_B, games.seed_B)
             scores.append((games.verdict_B == games.y_B).double())
     names, roles = [run.name for run in runs], ("verifier", "prover")
     rated = ratings(torch.stack(scores).reshape(len(runs), len(runs), -1).numpy())
@@ -227,9 +227,9 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
     return stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
 
 
-def figures_of(protocol: Protocol, verdict_B: Tensor, y_B: Tensor) -> dict[str, tuple[int, int]]:
+def figures_of(protocol: Protocol, verdict_B: Tensor, y_B: Tensor, seed_B: Tensor) -> dict[str, tuple[int, int]]:
     """Name -> (successes, trials); see `shares`."""
-    found = shares(protocol, verdict_B.cpu().numpy(), y_B.cpu().numpy())
+    found = shares(protocol, verdict_B.cpu().numpy(), y_B.cpu().numpy(), seed_B.cpu().numpy())
     return {name: (int(hit_B.sum()), int(of_B.sum())) for name, (hit_B, of_B) in found.items()}
 
 

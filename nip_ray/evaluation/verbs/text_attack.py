@@ -256,9 +256,10 @@ def _trained(
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
         save_state(folder, state)
-        if roles:
-            store_roles(folder, roles)
-        about = replace(prepared, items=items, roles=roles)
+        speakers = tuple(agent for agent, own in language_agents(config).items() if not own.frozen)
+        if roles or len(from_settings(config.protocol).turns) > 1:
+            store_roles(folder, roles, speakers)
+        about = replace(prepared, items=items, roles=roles, speakers=speakers)
         if learns_from_tokens(config):
             _test_before(config, folder, about, state)
         train(config, folder, about, state, quiet)

@@ -81,5 +81,5 @@ def _scores(protocol: Protocol, games: Games) -> Tensor:
 
 def _records(protocol: Protocol, games: Games, score_B: Tensor) -> dict[str, Any]:
     if protocol.verifier is not None:
-        return {name: proportion(*count).record() for name, count in figures_of(protocol, games.verdict_B, games.y_B).items()}
+        return {name: proportion(*count).record() for name, count in figures_of(protocol, games.verdict_B, games.y_B, games.seed_B).items()}
     return {"score": mean(score_B.numpy()).record(), "return": mean(games.return_BA[:, 0].numpy()).record()}

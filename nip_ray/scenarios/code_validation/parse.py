@@ -233,12 +233,16 @@ def write_reply(fields: Mapping[str, str], messages: Mapping[str, str], scale: S
     return json.dumps({**said, DECISION: None if confidence is None else _value(scale.nearest(confidence))}, ensure_ascii=False)
 
 
+_FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*", re.IGNORECASE | re.DOTALL)
+"""Around a whole reply: services that hold replies to a schema may add it."""
+
+
 def read_json_reply(reply: str, channels: Sequence[str], fields: Mapping[str, str], headers: Mapping[str, str], scale: Scale) -> Parsed:
     """What `reply` says. channels: where the agent writes in this round. Raises InvalidReply, with the reason, as the module says."""
     if len(reply) > MAX_CHARACTERS:
         raise InvalidReply(f"the reply has {len(reply)} characters; at most {MAX_CHARACTERS} are read")
     try:
-        found = json.loads(reply, object_pairs_hook=_without_repetition)
+        found = json.loads(fenced[1] if (fenced := _FENCE.fullmatch(reply)) else reply, object_pairs_hook=_without_repetition)
         json.dumps(found, ensure_ascii=False).encode()  # escapes can write halves of surrogate pairs, which no file can hold
     except (ValueError, RecursionError) as error:
         raise InvalidReply(f"the reply is no JSON ({error})") from None

@@ -14,6 +14,7 @@ from nip_ray.learning.policy_gradient import returns_to_go
 from nip_ray.learning.token_losses import Advantages, AgentTurns, group_numbers
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Dialogue
+from nip_ray.protocols import Protocol
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.text.training.model_play import Reply
 
@@ -33,15 +34,17 @@ class Credit:
 def credit(
     advantages: TurnAdvantages,
     settings: TokenTrainingSettings,
-    agents: Sequence[str],
+    protocol: Protocol,
     dialogues: Sequence[Dialogue],
     replies: Sequence[Reply],
     memory: Mapping[str, float],
 ) -> Credit:
-    """Credit the replies of `agents`, one agent after the other. A turn's group is of its item, agent, round and opponents."""
+    """Credit the replies, one agent after the other. A turn's group is of its item, agent, round, opponents and the role
+    that it knows of.
+    """
     made = Credit([], dict(memory), {})
     longest = max(len(dialogue.rounds) for dialogue in dialogues)
-    for agent in agents:
+    for agent in protocol.agents:
         own = [reply for reply in replies if reply.agent == agent]
         if not own:
             continue
@@ -53,8 +56,9 @@ def credit(
         return_N = return_BR[[reply.place for reply in own], [reply.round for reply in own]]
         if settings.invalid_penalty:
             return_N = return_N - settings.invalid_penalty * torch.tensor([_is_invalid(dialogues[one.place], one) for one in own])
-        group_N = group_numbers(*zip(*((dialogues[one.place].item.id, one.round, one.snapshot) for one in own), strict=True))
-        turns = AgentTurns(agent, return_N, group_N, torch.tensor([reply.place for reply in own]))
+        roles = [protocol.told_role(agent, one.round, dialogues[one.place].seed) for one in own]
+        keys = ((dialogues[one.place].item.id, one.round, one.snapshot, role) for one, role in zip(own, roles, strict=True))
+        turns = AgentTurns(agent, return_N, group_numbers(*zip(*keys, strict=True)), torch.tensor([reply.place for reply in own]), roles)
         found, memory = advantages_of(advantages, turns, made.memory, settings)
         made.memory.update(memory)
         made.figures[f"learn/{agent}/return"] = float(return_N.mean())

@@ -26,13 +26,16 @@ _SEED_BITS = 31
 
 @dataclass
 class Reply:
-    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to."""
+    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to. cut:
+    whether its prompt had lost its middle.
+    """
 
     place: int
     agent: str
     round: int
     turn: Turn
     snapshot: int | None = None
+    cut: bool = False
 
 
 @dataclass
@@ -123,8 +126,9 @@ class ModelPlay:
         iteration: int,
     ) -> list[tuple[Answer, Reply]]:
         """What a model of `group` says to each of these."""
-        requests = []
+        requests, cut = [], []
         for one in asked:
+            before = model.prompts_cut
             own = self.agents[one.agent]
             place = (split, iteration, tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
             requests.append(
@@ -137,12 +141,13 @@ class ModelPlay:
                     schema=scenario.reply_schema(one.agent),  # of frozen agents alone (`prepare` sees to it)
                 )
             )
+            cut.append(model.prompts_cut > before)
         prompts = sum(len(request.prompt) for request in requests)
         bill = self.bills.ask(group, Use(len(requests), prompts, sum(request.max_tokens for request in requests)))
         made = []
-        for one, request, reply in zip(asked, requests, model.sample(requests), strict=True):
+        for one, request, reply, short in zip(asked, requests, model.sample(requests), cut, strict=True):
             turn = Turn(request.prompt, reply.tokens, reply.logprobs, temperature=request.temperature)
-            made.append((Answer(reply.text, reply.finish_reason), Reply(one.place, one.agent, len(one.dialogue.rounds), turn)))
+            made.append((Answer(reply.text, reply.finish_reason), Reply(one.place, one.agent, len(one.dialogue.rounds), turn, cut=short)))
         use = Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made))
         self.bills.book(bill, use)
         self._used[group] += use

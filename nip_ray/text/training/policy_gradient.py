@@ -48,7 +48,7 @@ from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
-from nip_ray.text.training.model_play import ModelPlay
+from nip_ray.text.training.model_play import ModelPlay, Reply
 from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.rules import rule_of
@@ -58,6 +58,8 @@ from nip_ray.tracking import Tracker
 CHECKPOINTS = "checkpoints"
 PLAYED_BY = "played_by"
 """In a checkpoint, beside a model's state: the weights by which the next dialogues were played ahead."""
+MOST_CUT = 0.5
+"""The largest share of an agent's prompts in an iteration that may lose their middle; beyond it a run ends."""
 TRANSCRIPTS = 50
 """Dialogues of an iteration that are written out for readers, at most: of those among the current agents, and of those against the past."""
 
@@ -97,6 +99,7 @@ class PolicyGradientTrainer:
         learning = {group: self.models[group] for group in self._learners()}
         self._playing = Playing(self._plays(), learning, self.groups, self._train_tasks)
         self._with_start: set[str] = set()
+        self._warned: set[str] = set()
         self._continue_from_checkpoint()
 
     # ------------------------------------------------------------------------------------------------------ what others call
@@ -156,6 +159,7 @@ class PolicyGradientTrainer:
         current = [dialogue for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past]
         row |= {f"train/{name}": value for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()}
         row |= {} if self.past is None else self.past.record(tasks, dialogues)
+        row |= self._cut_prompts(iteration, played.talk.replies)
         began = time.perf_counter()
         row |= self._learn(iteration, played)
         seconds["learn"] = time.perf_counter() - began
@@ -204,7 +208,7 @@ class PolicyGradientTrainer:
     def _learn(self, iteration: int, played: Played) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
         own = [reply for reply in played.talk.replies if not self.agents[reply.agent].frozen]
-        found = credit(self._advantages, self.rule, self.scenario.protocol.agents, played.talk.dialogues, own, self._baselines)
+        found = credit(self._advantages, self.rule, played.scenario.protocol, played.talk.dialogues, own, self._baselines)
         self._baselines, row = found.memory, found.figures
         due: dict[str, list[Turn]] = {}
         for group, members in self.groups.items():
@@ -225,6 +229,23 @@ class PolicyGradientTrainer:
                 if self.rule.max_staleness:
                     figures["staleness"] = float(iteration - played.version)
                 row |= {f"learn/{group}/{name}": value for name, value in figures.items()}
+        return row
+
+    def _cut_prompts(self, iteration: int, replies: Sequence[Reply]) -> dict[str, float]:
+        """Metrics: the share of each agent's prompts that lost their middle, where any did. Raises TrainingError where most of them did."""
+        row = {}
+        for agent in self.agents:
+            own = [reply.cut for reply in replies if reply.agent == agent]
+            if not any(own):
+                continue
+            share = row[f"train/{agent}/prompt_cut_share"] = sum(own) / len(own)
+            told = f"{sum(own)} of {len(own)} prompts of {agent} lost their middle in iteration {iteration + 1}"
+            advice = "raise providers.<name>.max_length, or shorten items, replies or rounds"
+            if share > MOST_CUT:
+                raise TrainingError(f"{told}, so that it does not see what it is asked about; {advice}")
+            if agent not in self._warned:
+                say(f"warning: {told}; {advice}")
+                self._warned.add(agent)
         return row
 
     def _most(self, group: str, turns: Sequence[Turn], iteration: int) -> Use:

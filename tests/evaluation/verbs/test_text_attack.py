@@ -110,6 +110,15 @@ def test_where_roles_are_drawn_attackers_have_the_one_that_lies(
         assert all((record["reward"]["prover"] == 1) == (record["verdict"] == wanted) for record in told)
 
 
+def test_where_the_speaker_is_drawn_the_attacker_is(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path, "consultancy"))
+    found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])
+    for goal, attacker in (("soundness", "prover1"), ("completeness", "prover0")):
+        with RunFolder.open(run / found["attack"][goal]["run_dir"]) as opened:
+            told = [record for name in opened.transcript_names() for record in opened.read_transcripts(name)]
+        assert {record["seed"] % 2 for record in told} == {int(attacker == "prover1")}
+
+
 def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
     shared = experiment(tmp_path)
     shared["scenario"]["agents"]["_default"] |= {"group": "all"}

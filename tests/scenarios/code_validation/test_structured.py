@@ -30,6 +30,8 @@ def read(reply: str, scale: str = "accept_reject", fields: dict[str, str] = TWO)
         ('{"question_for_expert_1": null, "question_for_expert_2": null, "decision": "accept"}', "accept_reject", Parsed({}, ACCEPT, 1.0)),
         (' {"decision": "reject"}\n', "accept_reject", Parsed({}, REJECT, 0.0)),
         ('{"question_for_expert_1": "It is wrong.", "decision": 1}', "one_to_seven", Parsed({}, REJECT, 0.0)),
+        ('```json\n{"decision": "accept"}\n```\n', "accept_reject", Parsed({}, ACCEPT, 1.0)),
+        ('```\n{\n  "decision": "reject"\n}\n```', "accept_reject", Parsed({}, REJECT, 0.0)),
         ('{"decision": 85}', "percent", Parsed({}, ACCEPT, 0.85)),
         ('{"question_for_expert_1": " Why?", "question_for_expert_2": "How?", "decision": null}', "accept_reject", Parsed(ASKED)),
     ],
@@ -42,7 +44,7 @@ def test_replies(reply: str, scale: str, parsed: Parsed) -> None:
     ("reply", "why"),
     [
         ("Decision: accept", "no JSON"),
-        ('```json\n{"decision": "accept"}\n```', "no JSON"),
+        ('So:\n```json\n{"decision": "accept"}\n```', "no JSON"),
         ('{"decision": "accept"} {}', "no JSON"),
         ('{"decision": "accept", "decision": "reject"}', "twice"),
         ("[" * 90_000, "no JSON"),

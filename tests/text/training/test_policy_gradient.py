@@ -18,6 +18,7 @@ from nip_ray.evaluation.verbs.rerun import rerun_tests
 from nip_ray.learning.token_losses import not_finite, turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
 from nip_ray.play.dialogue import Dialogue, dialogue_record
+from nip_ray.protocols import build
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
 from nip_ray.serving.policy_model import PolicyModel
@@ -164,8 +165,30 @@ def test_turns_are_compared_with_those_that_met_the_same_opponents() -> None:
     paid, item = (1.0, 0.0, -4.0, -5.0), SimpleNamespace(id=7, y=0)
     dialogues = [Dialogue(item, 0, ((),), ({"verifier": own},), ended=True) for own in paid]
     replies = [Reply(place, "verifier", 0, TokenTurn([1], [2]), 20 if place > 1 else None) for place in range(4)]
-    found = credit(turn_advantages, PolicyGradientSettings(), ["verifier"], dialogues, replies, {})
+    found = credit(turn_advantages, PolicyGradientSettings(), build("nip"), dialogues, replies, {})
     assert [turn.advantage for _, turn in found.replies] == [0.5, -0.5, 0.5, -0.5]
+
+
+def test_prompts_that_lose_their_middle_are_told_of_and_end_a_run_where_they_are_most(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, chat = make(), [{"role": "user", "content": "?"}]
+    with RunFolder.create(tmp_path / "run", config_to_yaml(config)) as folder:
+        trainer = begin(config, folder, prepare(config), new_state(config))
+        assert isinstance(trainer, PolicyGradientTrainer)
+        model = trainer.models["verifier"]
+        assert isinstance(model, PolicyModel)
+        whole = len(model.prompt_tokens(chat, 2))
+        assert model.prompts_cut == 0
+        assert len(model.prompt_tokens(chat, model.chat.context - whole + 1)) == whole - 1
+        assert model.prompts_cut == 1
+        replies = [Reply(place, "verifier", 0, TokenTurn([1], [2]), cut=place < 1) for place in range(4)]
+        assert trainer._cut_prompts(0, replies) == {"train/verifier/prompt_cut_share": 0.25}
+        assert trainer._cut_prompts(1, [replace(reply, cut=False) for reply in replies]) == {}
+        assert "1 of 4 prompts of verifier lost their middle in iteration 1" in capsys.readouterr().err
+        with pytest.raises(TrainingError, match=r"4 of 4 prompts of verifier lost their middle in iteration 3.*max_length"):
+            trainer._cut_prompts(2, [replace(reply, cut=True) for reply in replies])
+        trainer.close()
 
 
 def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
