@@ -23,6 +23,8 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
 BASELINE = (0.640, 0.609, 0.670)
 """What a classifier fitted to what the verifier of graphs sees alone reaches on their test split, with its interval (n = 1,000)."""
 
+_LEAST_SEEDS = 3
+"""Of fewer a mean is shown without Student's interval, which spans nearly everything."""
 Row = Mapping[str, Any]
 Groups = Mapping[str, Sequence[Row]]
 
@@ -66,6 +68,8 @@ def _over_seeds(values: Sequence[float | None]) -> str:
     if not known:
         return "-"
     found = mean(known)
+    if len(known) < _LEAST_SEEDS:
+        return _share(found.estimate)
     ends = "" if found.lower is None or found.upper is None else f" ({_share(max(found.lower, 0))} to {_share(min(found.upper, 1))})"
     return f"{_share(found.estimate)}{ends}"
 
