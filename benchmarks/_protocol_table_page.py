@@ -51,9 +51,13 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
 
 def _table(groups: Groups, published: Mapping[str, float]) -> str:
     titles = ["protocol", "seeds", "accuracy: median", "mean (95 % interval over seeds)", "completeness", "soundness error, worst case"]
+    keys = ["accuracy", "completeness", "soundness_error"]
+    if any(row.get("completeness_error") for rows in groups.values() for row in rows):
+        titles.append("completeness error, worst case")
+        keys.append("completeness_error")
     lines = [_line([*titles, *(["published"] if published else [])]), "|---" * (len(titles) + bool(published)) + "|"]
     for case, rows in groups.items():
-        figures = [_over_seeds([row[key].get("estimate") for row in rows]) for key in ("accuracy", "completeness", "soundness_error")]
+        figures = [_over_seeds([row.get(key, {}).get("estimate") for row in rows]) for key in keys]
         middle = _share(median(row["accuracy"]["estimate"] for row in rows))
         lines.append(_line([case, str(len(rows)), middle, *figures, *([_share(published.get(case))] if published else [])]))
     return "\n".join(lines)

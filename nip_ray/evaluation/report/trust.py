@@ -52,6 +52,11 @@ def soundness_error(source: RunSource) -> Figure | None:
     return figure_of(source.evaluation.get("soundness_error")) or _error(source, "soundness")
 
 
+def completeness_error(source: RunSource) -> Figure | None:
+    """The share of true claims that were not accepted under attack, where a prover is paid for rejection; None where not computed."""
+    return _error(source, "completeness") if pays_for_rejection(source.config) else None
+
+
 def _error(source: RunSource, side: str) -> Figure | None:
     """The share of wrong verdicts: over all messages (undecided ones among them), else against the attacker that was chosen."""
     every = every_message(source, side)

@@ -86,6 +86,20 @@ def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_pa
     assert "Over all possible messages of liar, 70.0" in find(read_run(one_side)).sentence, "another prover plays as it was trained"
 
 
+def test_an_attack_on_true_claims_is_told_beside_that_on_false_ones(tmp_path: Path) -> None:
+    parts = attacked(99)
+    parts["attack"]["completeness"] = {"attackers": [attacker("own", "own", 40, chosen=True)], "every_message": record(30)}
+    folder = run_folder(tmp_path / "run", **parts)
+    (folder / "config.yaml").write_text(json.dumps({"protocol": {"name": "debate"}}))
+    source = read_run(folder)
+    findings = find(source)
+    assert f"When a prover attacks the true claims, 70.0\u00a0% of them are not accepted {interval(70)}." in findings.sentence
+    assert any(
+        "at a completeness of 80.0\u00a0%, and of 30.0\u00a0% under attack" in claim for claim in findings.shown + findings.not_shown
+    )
+    assert page_contents(source, findings)["tiles"][-1][1] == "70.0\u00a0%"
+
+
 def test_soundness_over_attack_budget_is_drawn_with_its_bound(tmp_path: Path) -> None:
     stops = [{"iterations": 25, "held_out": record(90)}, {"iterations": 50, "held_out": record(60)}, "strange"]
     tried = [{"tries": 1, "held_out": record(80)}, {"tries": 4, "held_out": record(50)}]
