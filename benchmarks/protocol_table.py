@@ -206,10 +206,21 @@ def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
             "env_steps": config["iterations"] * config["play"]["num_copies"] * rounds_of(config),
             **figures,
             "soundness_error": kept(document.get("soundness_error")) | {"by": (document.get("soundness_error") or {}).get("by")},
+            "completeness_error": completeness_error(document),
             "curve": [[row["iteration"], row["eval/verifier/accuracy"]] for row in metrics if "eval/verifier/accuracy" in row],
             "overlap": document.get("overlap"),
             "minutes": round(sum(row.get("time/iteration_s", 0.0) for row in metrics) / 60, 2),
         }
+
+
+def completeness_error(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The share of true claims that are not accepted over all messages, else under the attacker chosen; empty where nobody attacks them."""
+    every = document.get("attack", {}).get("completeness", {}).get("every_message")
+    right = every or document.get("completeness_under_attack")
+    if right is None:
+        return {}
+    ends = {"estimate": 1 - right["estimate"], "lower": 1 - right["upper"], "upper": 1 - right["lower"], "n": right["n"]}
+    return ends | {"by": "every_message" if every else right.get("attacker")}
 
 
 def case_of(folder: Path, trial: str) -> str:

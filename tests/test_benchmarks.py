@@ -60,3 +60,20 @@ def test_the_gate_tells_a_slowdown_from_noise(monkeypatch: pytest.MonkeyPatch) -
     finally:
         for module in ("gate", "_gate_cases"):
             sys.modules.pop(module, None)
+
+
+def test_the_table_of_protocols_has_both_halves_of_the_worst_case_and_no_interval_of_two_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table, made = importlib.import_module("protocol_table"), importlib.import_module("_protocol_table_page")
+    right = {"estimate": 0.25, "lower": 0.125, "upper": 0.5, "n": 8}
+    chosen = {"completeness_under_attack": {**right, "attacker": "own"}}
+    assert table.completeness_error({}) == {}, "where no prover is paid for rejection nobody attacks true claims"
+    assert table.completeness_error(chosen) == {"estimate": 0.75, "lower": 0.5, "upper": 0.875, "n": 8, "by": "own"}
+    exact = {**chosen, "attack": {"completeness": {"every_message": {**right, "estimate": 0.2}}}}
+    assert table.completeness_error(exact)["by"] == "every_message"
+    row = {"case": "debate", "seed": 0, **dict.fromkeys(("accuracy", "completeness", "soundness_error"), right)}
+    lines = made._table({"debate": [{**row, "completeness_error": table.completeness_error(chosen)}]}, {}).splitlines()
+    assert (lines[0].count("completeness error, worst case"), lines[2].endswith("| .750 |")) == (1, True)
+    assert "worst case |" not in made._table({"debate": [row]}, {}).splitlines()[0].partition("soundness error, worst case")[2]
+    values = [0.5, 0.6, 0.55]
+    assert (made._over_seeds(values[:2]), "to" in made._over_seeds(values)) == (".550", True)

@@ -118,8 +118,9 @@ ENTRIES = (
     Entry(
         "bisection",
         "Between the provers the sum is constant. Whoever is right can keep the dispute on a false step, and the verifier, who "
-        "checks the one step that is left, is right in equilibrium, after two messages for each halving (Canetti, Riva and "
-        "Rothblum, 'Practical delegation of computation using multiple servers', CCS 2011).",
+        "checks the one step that is left, is right in the equilibria in which it heeds what it checks, after two messages for each "
+        "halving (Canetti, Riva and Rothblum, 'Practical delegation of computation using multiple servers', CCS 2011); there are "
+        "others, in which it does not and is wrong (benchmarks/results.md lists those of a small game).",
     ),
     Entry(
         "bisection",
@@ -129,13 +130,14 @@ ENTRIES = (
     ),
     Entry(
         "prover_estimator",
-        "What the prover is paid for errors the estimator pays. Where a part's truth is known the estimator does best to say it, and "
-        "then a false claim is split in two of which one is called impossible; one that says anything else of a claim is shown an error "
-        "of 1/2 at least by a prover that knows the truth. A verifier that looks at both is then right in equilibrium "
-        "(docs/state-tracking.md). The game is made for what nobody knows: an estimator that cannot tell where a long argument is wrong "
-        "need only give probabilities that the prover cannot tell from the truth, and then honest provers win if their argument stays "
-        "good under small changes of them (Brown-Cohen, Irving and Piliouras, 'Avoiding obfuscation with prover-estimator debate', arXiv "
-        "2506.13609, where estimates are numbers, claims have many parts, and wrong estimates of later claims cost more).",
+        "What the prover is paid for errors the estimator pays. Where a part's truth is known the estimator does best to say it, "
+        "and then a false claim is split in two of which one is called impossible; one that says anything else of a claim is "
+        "shown an error of 1/2 at least by a prover that knows the truth. There is an equilibrium in which a verifier that looks "
+        "at both is right, and there are others (docs/state-tracking.md). The game is made for what nobody knows: an estimator "
+        "that cannot tell where a long argument is wrong need only give probabilities that the prover cannot tell from the truth, "
+        "and then honest provers win if their argument stays good under small changes of them (Brown-Cohen, Irving and Piliouras, "
+        "'Avoiding obfuscation with prover-estimator debate', arXiv 2506.13609, where estimates are numbers, claims have many "
+        "parts, and wrong estimates of later claims cost more).",
     ),
     Entry(
         "judge_panel",

@@ -198,18 +198,21 @@ def test_the_headline_follows_the_interval(tmp_path: Path, right: int, baseline:
 
 @pytest.mark.usefixtures("no_curves")
 def test_the_wrong_side_wins_what_is_neither_right_nor_undecided(tmp_path: Path) -> None:
-    """A trend of exactly 0.2 points an iteration, while accuracy falls by less."""
-    rows = metric_rows(40)
-    for row in (row for row in rows if "eval/verifier/accuracy" in row):
-        row["eval/verifier/accuracy"] = 0.8 - 0.001 * row["iteration"]
+    """A trend of 0.2 points an iteration, while accuracy falls by less."""
+    rows = metric_rows(60)
+    for place, row in enumerate(row for row in rows if "eval/verifier/accuracy" in row):
+        row["eval/verifier/accuracy"] = 0.8 - 0.001 * row["iteration"] + 0.004 * (place % 2)
         row["eval/verifier/undecided"] = 0.1 - 0.001 * row["iteration"]
     x_N, wrong_N, right_N = wrong_side(rows)
-    assert x_N.tolist() == [10, 20, 30, 40]
-    assert wrong_N == pytest.approx([0.12, 0.14, 0.16, 0.18], abs=1e-9)
-    assert right_N == pytest.approx([0.79, 0.78, 0.77, 0.76], abs=1e-9)
+    assert x_N.tolist() == [10, 20, 30, 40, 50, 60]
+    assert wrong_N == pytest.approx([0.12, 0.136, 0.16, 0.176, 0.2, 0.216], abs=1e-9)
+    assert right_N == pytest.approx([0.79, 0.784, 0.77, 0.764, 0.75, 0.744], abs=1e-9)
     page = Page(write_report(run_folder(tmp_path / "run", rows)))
-    assert "18.0 %, +20 points / 100 iterations" in page.text
+    assert re.search(r"21\.6 %, \+19\.\d points / 100 iterations \(1\d[.\d]* to 2\d[.\d]*\)", page.text)
     assert "Wins of the wrong side, and their trend" in page.text
+    few = Page(write_report(run_folder(tmp_path / "few", [row for row in rows if row["iteration"] <= 20])))
+    assert "points / 100 iterations" not in few.text, "a line through two points has no interval"
+    assert "13.6 %" in few.text
     alone = [{key: value for key, value in row.items() if "prover" not in key} for row in rows]
     assert len(wrong_side(alone)[0]) == 0, "nobody argues for the wrong side"
 

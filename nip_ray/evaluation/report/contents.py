@@ -21,7 +21,7 @@ from nip_ray.evaluation.report.source import (
     percent_words,
     sure_words,
 )
-from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
+from nip_ray.evaluation.report.trust import completeness_error, is_held_out, soundness_error, trust
 from nip_ray.evaluation.trend import slope
 from nip_ray.progress import duration
 from nip_ray.protocols.spec import VERDICTS
@@ -99,6 +99,9 @@ def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
             tiles.append((label, percent_words(figure.estimate), interval_words(figure, True) or "interval unknown"))
         elif name == "soundness error" and shares["completeness"] is not None:
             tiles.append((label, "–", "not computed"))
+    if (lost := completeness_error(source)) is not None:
+        words = "completeness error: true claims not accepted under attack"
+        tiles.append((words, percent_words(lost.estimate), interval_words(lost, True) or "interval unknown"))
     return tiles
 
 

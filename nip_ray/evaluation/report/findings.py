@@ -9,7 +9,15 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.report.describe import section, verdicts_of
 from nip_ray.evaluation.report.panels import agents, deciders
 from nip_ray.evaluation.report.source import EXACT, Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
-from nip_ray.evaluation.report.trust import attackers, attacking_agents, every_message, is_held_out, soundness_error, stronger
+from nip_ray.evaluation.report.trust import (
+    attackers,
+    attacking_agents,
+    completeness_error,
+    every_message,
+    is_held_out,
+    soundness_error,
+    stronger,
+)
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
 MAX_SOUNDNESS_ERROR = 0.05  # of runs whose config has no such key
@@ -67,6 +75,10 @@ def find(source: RunSource) -> Findings:
         sentence = f"{failed} {sentence}"
     if (error := soundness_error(source)) is not None:
         sentence += f" {_whoever(source)} {percent_words(error.estimate)} of false claims are accepted{sure_words(error)}."
+        if (lost := completeness_error(source)) is not None:  # half of the worst case where provers want different verdicts
+            sentence += (
+                f" When a prover attacks the true claims, {percent_words(lost.estimate)} of them are not accepted{sure_words(lost)}."
+            )
     return Findings(
         sentence,
         [*shown, *attacked],
@@ -179,6 +191,8 @@ def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str]
     if (most := finite(most)) is not None:
         who = _whoever(source)
         beside = "" if completeness is None else f", at a completeness of {percent_words(completeness.estimate)}"
+        if (lost := completeness_error(source)) is not None:
+            beside += f", and of {percent_words(1 - lost.estimate)} under attack" if beside else ""
         measured = f"{who[0].lower()}{who[1:]} it is {percent_words(error.estimate)}{sure_words(error)}{beside}.{_but(source)}"
         claims = shown if error.upper is not None and error.upper <= most else broken
         claims.append(f"Soundness error at most {100 * most:g}\u00a0%: {measured}")
@@ -231,8 +245,11 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
     silenced = value.get("silenced") if isinstance(value, dict) else None
     lost = figure_of(silenced.get("lost")) if isinstance(silenced, dict) else None
     if lost is not None:
-        told = f"Messages make it decide better: silenced, it loses {100 * lost.estimate:.1f} points{sure_words(lost)}."
-        claim(told, lost.against(0) == "above")
+        # One trained to listen can do worse in silence than one that never heard anybody: without a better accuracy than that of a verifier
+        # alone a loss shows that it relies on messages, not that they help.
+        helps = baseline is not None and accuracy.against(baseline) == "above"
+        told = "Messages make it decide better" if helps else "It relies on messages, whether or not they help"
+        claim(f"{told}: silenced, it loses {100 * lost.estimate:.1f} points{sure_words(lost)}.", lost.against(0) == "above")
     return shown, not_shown, tone
 
 

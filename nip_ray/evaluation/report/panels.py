@@ -129,9 +129,10 @@ def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
 
 
 def slope_words(found: Mean) -> str:
-    """A slope per iteration as points per 100 iterations, with its interval where it has one."""
-    ends = "" if found.lower is None or found.upper is None else f" ({1e4 * found.lower:.3g} to {1e4 * found.upper:.3g})"
-    return "" if found.estimate is None else f"{1e4 * found.estimate:+.3g} points / 100 iterations{ends}"
+    """A slope per iteration as points per 100 iterations, with its interval; empty where it has none, as of two or three evaluations."""
+    if found.estimate is None or found.lower is None or found.upper is None:
+        return ""
+    return f"{1e4 * found.estimate:+.3g} points / 100 iterations ({1e4 * found.lower:.3g} to {1e4 * found.upper:.3g})"
 
 
 def _hacking(rows: Sequence[Row]) -> Panel:
@@ -139,9 +140,10 @@ def _hacking(rows: Sequence[Row]) -> Panel:
     x_N, wrong_N, right_N = wrong_side(rows)
     trend, series = slope(x_N, wrong_N), []
     if len(x_N) > 2 and trend.estimate is not None:
-        line_N = wrong_N.mean() + trend.estimate * (x_N - x_N.mean())
         series += [Series("accuracy, held-out", x_N, right_N, 0, "marked"), Series("wrong side wins", x_N, wrong_N, 1, "marked")]
-        series += [Series(slope_words(trend), x_N, line_N, 1, "dashed")]
+        if words := slope_words(trend):
+            line_N = wrong_N.mean() + trend.estimate * (x_N - x_N.mean())
+            series += [Series(words, x_N, line_N, 1, "dashed")]
     return Panel(
         "judge_hacking", "Wins of the wrong side, and their trend", "share of episodes", list(map(_thinned, series)), (), (-0.03, 1.03)
     )

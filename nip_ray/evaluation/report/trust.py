@@ -28,8 +28,8 @@ KINDS = {
 }
 _BUDGETS = {"budget": "iterations", "search": "tries"}
 _BUDGET_WORDS = {
-    "budget": ("training iterations", "A line for each attacker whose training could go on"),
-    "search": ("tries about each instance", "Of an attacker that tries messages, or whole dialogues, against the verifier first"),
+    "budget": ("training iterations", "Each line is an attacker whose training could be prolonged"),
+    "search": ("tries about each instance", "The line is an attacker that tries messages, or whole dialogues, against the verifier first"),
 }
 _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
@@ -50,6 +50,11 @@ def every_message(source: RunSource, side: str) -> Figure | None:
 def soundness_error(source: RunSource) -> Figure | None:
     """The share of false claims that were accepted under attack; None where it was not computed."""
     return figure_of(source.evaluation.get("soundness_error")) or _error(source, "soundness")
+
+
+def completeness_error(source: RunSource) -> Figure | None:
+    """The share of true claims that were not accepted under attack, where a prover is paid for rejection; None where not computed."""
+    return _error(source, "completeness") if pays_for_rejection(source.config) else None
 
 
 def _error(source: RunSource, side: str) -> Figure | None:
@@ -178,19 +183,21 @@ def _by_verdict(source: RunSource) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
-    """Share rightly judged by what attackers may use, a line for each that could go on; places from 0 to 100, down from the top."""
+    """Share not rightly judged (as in the table, high is bad) by what attackers may use, a line for each that could go on; places from 0
+    to 100, down from the top.
+    """
     lines = []
     for one in attackers(source, key):
         stops = one[of][:100] if isinstance(one.get(of), list) else []
         known = [(finite(stop.get(unit)), figure_of(stop.get("held_out"))) for stop in stops if isinstance(stop, dict)]
-        lines.append([(after, 100 * (1 - right.estimate)) for after, right in known if after and right is not None])
+        lines.append([(after, 100 * right.estimate) for after, right in known if after and right is not None])
     longest = max((after for line in lines for after, _ in line), default=0)
     if longest <= 0:
         return None
     bound = every_message(source, key)
     return {
         "lines": [[(round(100 * after / longest, 1), round(down, 1)) for after, down in line] for line in lines if line],
-        "bound": None if bound is None else round(100 * (1 - bound.estimate), 1),
+        "bound": None if bound is None else round(100 * bound.estimate, 1),
         "longest": f"{longest:g}",
         "words": _BUDGET_WORDS[of],
     }

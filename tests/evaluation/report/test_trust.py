@@ -86,6 +86,20 @@ def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_pa
     assert "Over all possible messages of liar, 70.0" in find(read_run(one_side)).sentence, "another prover plays as it was trained"
 
 
+def test_an_attack_on_true_claims_is_told_beside_that_on_false_ones(tmp_path: Path) -> None:
+    parts = attacked(99)
+    parts["attack"]["completeness"] = {"attackers": [attacker("own", "own", 40, chosen=True)], "every_message": record(30)}
+    folder = run_folder(tmp_path / "run", **parts)
+    (folder / "config.yaml").write_text(json.dumps({"protocol": {"name": "debate"}}))
+    source = read_run(folder)
+    findings = find(source)
+    assert f"When a prover attacks the true claims, 70.0\u00a0% of them are not accepted {interval(70)}." in findings.sentence
+    assert any(
+        "at a completeness of 80.0\u00a0%, and of 30.0\u00a0% under attack" in claim for claim in findings.shown + findings.not_shown
+    )
+    assert page_contents(source, findings)["tiles"][-1][1] == "70.0\u00a0%"
+
+
 def test_soundness_over_attack_budget_is_drawn_with_its_bound(tmp_path: Path) -> None:
     stops = [{"iterations": 25, "held_out": record(90)}, {"iterations": 50, "held_out": record(60)}, "strange"]
     tried = [{"tries": 1, "held_out": record(80)}, {"tries": 4, "held_out": record(50)}]
@@ -93,12 +107,14 @@ def test_soundness_over_attack_budget_is_drawn_with_its_bound(tmp_path: Path) ->
     folder = run_folder(tmp_path / "run", attack={"soundness": {"attackers": table, "every_message": record(55)}})
     drawn = trust(read_run(folder), True)["sides"]["soundness"]["budgets"]
     assert [(one["lines"], one["bound"], one["longest"]) for one in drawn] == [
-        ([[(50.0, 10.0), (100.0, 40.0)]], 45.0, "50"),
-        ([[(25.0, 20.0), (100.0, 50.0)]], 45.0, "4"),
-    ]
+        ([[(50.0, 90.0), (100.0, 60.0)]], 55.0, "50"),
+        ([[(25.0, 80.0), (100.0, 50.0)]], 55.0, "4"),
+    ], "down from the top: what is judged wrongly, as in the table above it"
     page = report_page(folder)[0]
-    assert 'points="50.0,10.0 100.0,40.0 "' in page
-    assert 'y1="45.0" y2="45.0"' in page
+    assert 'points="50.0,90.0 100.0,60.0 "' in page
+    assert 'y1="55.0" y2="55.0"' in page
+    assert "wrong or undecided, 0 to 100 %" in page
+    assert "rightly judged, 0 to 100 %" not in page
 
 
 def test_a_refusal_to_help_is_no_headline_and_says_what_it_means(tmp_path: Path) -> None:
@@ -141,6 +157,11 @@ def test_a_verifier_is_held_against_what_was_measured_without_a_prover_and_again
     shown = find(read_run(run_folder(tmp_path / "run", **parts))).shown
     assert "It decides better than what was measured without a prover." in shown
     assert "Messages make it decide better: silenced, it loses 20.0 points (95\u00a0% interval 10.0 to 30.0)." in shown
+    for name, found in (("worse", {**parts, "solo_baseline": record(90)}), ("unknown", {"message_value": value})):
+        findings = find(read_run(run_folder(tmp_path / name, **found)))
+        said = "\n".join([*findings.shown, *findings.not_shown])
+        assert "make it decide better" not in said, "it may only have learned to need them"
+        assert "It relies on messages, whether or not they help: silenced, it loses 20.0 points" in "\n".join(findings.shown)
     not_shown = find(read_run(run_folder(tmp_path / "bare"))).not_shown
     assert "That it decides better than without a prover: no such baseline was computed." in not_shown
 
