@@ -45,7 +45,9 @@ def sweep(
             overrides = [*(settings or []), *([f"sweep.storage_path={json.dumps(str(storage))}"] if storage is not None else [])]
             spec = load_sweep(config, overrides)
             if dry_run and as_json:
-                print_json({"settings": spec.num_settings, "trials": spec.num_trials, "sweep": parse_yaml(sweep_to_yaml(spec), str(config))})
+                print_json(
+                    {"settings": spec.num_settings, "trials": spec.num_trials, "sweep": parse_yaml(sweep_to_yaml(spec), str(config))}
+                )
                 return
             if dry_run:
                 typer.echo(f"# {spec.num_settings} settings, {spec.num_trials} trials\n{sweep_to_yaml(spec)}", nl=False)

@@ -230,7 +230,7 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
     silenced = value.get("silenced") if isinstance(value, dict) else None
     lost = figure_of(silenced.get("lost")) if isinstance(silenced, dict) else None
     if lost is not None:
-        told = f"Messages make it decide better: silenced, it loses {100 * lost.estimate:.1f} points{sure_words(lost)}."
+        told = f"It relies on messages: silenced, it loses {100 * lost.estimate:.1f} points{sure_words(lost)}."
         claim(told, lost.against(0) == "above")
     return shown, not_shown, tone
 

@@ -140,7 +140,7 @@ def test_a_verifier_is_held_against_what_was_measured_without_a_prover_and_again
     assert [row[0] for row in rows] == ["as they were sent", "silenced", "critic alone silenced"]
     shown = find(read_run(run_folder(tmp_path / "run", **parts))).shown
     assert "It decides better than what was measured without a prover." in shown
-    assert "Messages make it decide better: silenced, it loses 20.0 points (95\u00a0% interval 10.0 to 30.0)." in shown
+    assert "It relies on messages: silenced, it loses 20.0 points (95\u00a0% interval 10.0 to 30.0)." in shown
     not_shown = find(read_run(run_folder(tmp_path / "bare"))).not_shown
     assert "That it decides better than without a prover: no such baseline was computed." in not_shown
 
