@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from nip_ray.cli.common import AsJson, ConfigCommand, Quiet, Settings, app, errors, exit_with, print_json, print_table
-from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 
 
@@ -45,6 +44,8 @@ def sweep(
             overrides = [*(settings or []), *([f"sweep.storage_path={json.dumps(str(storage))}"] if storage is not None else [])]
             spec = load_sweep(config, overrides)
             if dry_run and as_json:
+                from nip_ray.config.yaml_text import parse_yaml
+
                 print_json(
                     {"settings": spec.num_settings, "trials": spec.num_trials, "sweep": parse_yaml(sweep_to_yaml(spec), str(config))}
                 )
