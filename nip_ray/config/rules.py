@@ -548,7 +548,7 @@ def plugins(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     for number, name in enumerate(config.plugins):
         if name.endswith(".py"):
             if not Path(name).is_file():
-                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module (looked for {Path(name).resolve()})"
+                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module (not at {Path(name).resolve()})"
         elif not _module_exists(name):
             yield f"plugins.{number}: no module named {name!r}, name an installed module or a Python file (ending in .py)"
 
