@@ -54,6 +54,7 @@ endif
 
 train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
+	@echo 'next: source $(VENV)/bin/activate, which puts nip-ray on your path, and open the report in a browser'
 
 # Three processes for two cores, since tests wait for others now and then; the tests' summary comes last unless types fail.
 test: $(STAMP)

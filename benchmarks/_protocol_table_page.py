@@ -24,7 +24,6 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
 BASELINE = (0.640, 0.609, 0.670)
 """What a classifier fitted to what the verifier of graphs sees alone reaches on their test split, with its interval (n = 1,000)."""
 
-"""Of fewer a mean is shown without Student's interval, which spans nearly everything."""
 Row = Mapping[str, Any]
 Groups = Mapping[str, Sequence[Row]]
 

@@ -49,7 +49,9 @@ def test_errors_are_those_of_yaml() -> None:
 def test_networks_and_language_models_are_not_mixed_in_one_line(data: dict[str, object]) -> None:
     with pytest.raises(UserError) as caught:
         config_from_dict(data)
-    assert len(str(caught.value)) < 300 and "language models" in str(caught.value) and "agents with networks" in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert "language models" in str(caught.value)
+    assert "agents with networks" in str(caught.value)
 
 
 def _again(module: str) -> object:

@@ -22,7 +22,6 @@ from nip_ray.cli.common import (
     print_json,
     print_table,
 )
-from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 
 
@@ -56,7 +55,11 @@ def sweep(
             overrides = [*(settings or []), *([f"sweep.storage_path={json.dumps(str(storage))}"] if storage is not None else [])]
             spec = load_sweep(config, overrides)
             if dry_run and as_json:
-                print_json({"settings": spec.num_settings, "trials": spec.num_trials, "sweep": parse_yaml(sweep_to_yaml(spec), str(config))})
+                from nip_ray.config.yaml_text import parse_yaml
+
+                print_json(
+                    {"settings": spec.num_settings, "trials": spec.num_trials, "sweep": parse_yaml(sweep_to_yaml(spec), str(config))}
+                )
                 return
             if dry_run:
                 typer.echo(f"# {spec.num_settings} settings, {spec.num_trials} trials\n{sweep_to_yaml(spec)}", nl=False)

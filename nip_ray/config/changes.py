@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.experiment import Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import resumable, sections, walk
 from nip_ray.config.load import apply_overrides, config_from_dict, plain
 from nip_ray.config.rules import check
@@ -47,8 +47,10 @@ def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None 
     for change in changes:
         key = change.partition("=")[0].strip()
         if not {key, key.partition(".")[0]} & {*allowed}:
+            onward = issubclass(kind, Experiment) and run_dir is None
+            begins = ", from this one's agents by initial_weights or base_run" if onward else ""
             fault = f"--set {change}" if run_dir is None else f"{run_dir}: was begun with another {key}"
-            raise UserError(f"{fault}: a resumed run can change {', '.join(allowed)} only; start a new run in another folder")
+            raise UserError(f"{fault}: a resumed run can change {', '.join(allowed)} only; start a new run in another folder{begins}")
 
 
 def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -37,7 +37,7 @@ from nip_ray.config.experiment import (
     refuse_other_players,
 )
 from nip_ray.config.fault_texts import fault_text, shown
-from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation, with_tags
+from nip_ray.config.keys import branches, keys_of, value_annotation, with_tags
 from nip_ray.config.missing import refuse_missing, refuse_missing_tags
 from nip_ray.config.plugins import TRUST, code_in, import_needed, know, refuse_unknown
 from nip_ray.config.rules import check
@@ -344,7 +344,7 @@ def _merged(old: Any, new: Any) -> Any:
     if not (isinstance(old, dict) and isinstance(new, dict) and new):
         return new
     spaces = len(old) == len(new) == 1 and all(isinstance(item, list) for item in (*old.values(), *new.values()))
-    if "name" in new and new["name"] != old.get("name", new["name"]) or spaces and old.keys() != new.keys():
+    if ("name" in new and new["name"] != old.get("name", new["name"])) or (spaces and old.keys() != new.keys()):
         return new
     return {**old, **{key: _merged(old.get(key), item) for key, item in new.items()}}
 

@@ -543,16 +543,12 @@ def _made_scores(data: GraphDataSettings, both: float) -> Iterator[str]:
         yield f"scenario.data.min_wl_score: got {data.min_wl_score}, but no made negative has that score, lower it"
 
 
-def _looked_at(name: str) -> str:
-    return f"paths begin in the folder where the command is started, so this is {Path(name).resolve()}"
-
-
 def plugins(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """Plugin files and modules exist (they are imported later)."""
     for number, name in enumerate(config.plugins):
         if name.endswith(".py"):
             if not Path(name).is_file():
-                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module ({_looked_at(name)})"
+                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module (not at {Path(name).resolve()})"
         elif not _module_exists(name):
             yield f"plugins.{number}: no module named {name!r}, name an installed module or a Python file (ending in .py)"
 

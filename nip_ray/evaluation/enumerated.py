@@ -43,7 +43,11 @@ def attack_as_exact(entries: dict[str, Any], part: float | None) -> dict[str, An
     for goal, table in entries["attack"].items():
         if not (isinstance(table, dict) and "attackers" in table):
             continue
-        rows = [as_exact(row, part) if row["mode"] == "greedy" else row for row in table["attackers"]]
+        known = ("held_out", "fooled")  # the instances kept back for selection are a sample
+        rows = [
+            {**row, **{key: as_exact(row[key], part) for key in known if key in row}} if row["mode"] == "greedy" else row
+            for row in table["attackers"]
+        ]
         every = {key: as_exact(table[key], part) for key in ("every_message", "every_message_fooled") if key in table}
         made["attack"][goal] = {**table, "attackers": rows, **every}
         greedy = any(row["chosen"] and row["mode"] == "greedy" for row in rows)

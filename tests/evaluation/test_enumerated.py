@@ -27,19 +27,24 @@ def test_greedy_figures_count_situations_and_have_no_interval(runs: list[Path]) 
     figures = evaluate_run(runs[0])
     secrets = 4
     whole = figures["greedy"]["verifier/accuracy"]
-    assert (whole["n"], whole["exact"]) == (secrets, True) and whole["lower"] == whole["estimate"] == whole["upper"]
+    assert (whole["n"], whole["exact"]) == (secrets, True)
+    assert whole["lower"] == whole["estimate"] == whole["upper"]
     assert figures["greedy"]["verifier/completeness"]["n"] == secrets / 2
-    assert figures["message_value"]["heard"]["exact"] and figures["message_value"]["silenced"]["lost"]["exact"]
+    assert figures["message_value"]["heard"]["exact"]
+    assert figures["message_value"]["silenced"]["lost"]["exact"]
     assert "exact" not in figures["message_value"]["shuffled"]["accuracy"]  # by whom a message is replaced is drawn
     sampled = figures["sampled"]["verifier/accuracy"]
-    assert sampled["n"] == 1024 and sampled["lower"] < sampled["upper"]
+    assert sampled["n"] == 1024
+    assert sampled["lower"] < sampled["upper"]
     shown = CliRunner().invoke(app, ["evaluate", str(runs[0])]).output
     assert any("eval/verifier/accuracy " in line and "exact" in line for line in shown.splitlines())
 
 
 def test_two_runs_are_compared_exactly_and_without_a_test(runs: list[Path]) -> None:
     record = compare_paired(*runs)["accuracy"]
-    assert record["p"] is None and record["difference"]["exact"] and record["first"]["n"] == 4
+    assert record["p"] is None
+    assert record["difference"]["exact"]
+    assert record["first"]["n"] == 4
     assert record["only_first"] + record["only_second"] <= 4
     assert "exact" in CliRunner().invoke(app, ["compare", "--paired", *map(str, runs)]).output
     assert all(cell["accuracy"]["exact"] for cell in cross_play(runs)["matrix"])
@@ -61,12 +66,17 @@ def test_records_of_drawn_attackers_keep_their_intervals() -> None:
     entries = {"soundness_error": record, "attack": {"soundness": {"attackers": rows, "every_message": None}, "seed": 0}}
     found = attack_as_exact(entries, 4 / 1024)
     sampled, greedy = found["attack"]["soundness"]["attackers"]
-    assert sampled["held_out"] == record and greedy["held_out"]["n"] == 2 and found["soundness_error"]["exact"]
-    assert attack_as_exact(entries, None) is entries and as_exact([record], None) == [record]
+    assert sampled["held_out"] == record
+    assert greedy["held_out"]["n"] == 2
+    assert found["soundness_error"]["exact"]
+    assert attack_as_exact(entries, None) is entries
+    assert as_exact([record], None) == [record]
 
 
 def test_pages_write_exact_where_an_interval_would_stand() -> None:
     figure = figure_of({"estimate": 0.75, "lower": 0.75, "upper": 0.75, "n": 4})
-    assert figure is not None and interval_words(figure, True) == "exact" and sure_words(figure) == " (exact)"
+    assert figure is not None
+    assert interval_words(figure, True) == "exact"
+    assert sure_words(figure) == " (exact)"
     half = np.array([True, False] * 4)
     assert pair_record(half, ~half, 0.5)["only_first"] == 2

@@ -400,7 +400,15 @@ def test_a_transcript_says_what_went_wrong() -> None:
     lost = transcript_record(made, talk(made, lambda *_: Answer("Decision: 9")))
     assert lost["verdict"] == "undecided"
     assert lost["rounds"][0]["turns"] == [
-        {"agent": "verifier", "channel": "main", "message": "", "decision": "continue", "retries": 2, "invalid": True, "written": "Decision: 9"}
+        {
+            "agent": "verifier",
+            "channel": "main",
+            "message": "",
+            "decision": "continue",
+            "retries": 2,
+            "invalid": True,
+            "written": "Decision: 9",
+        }
     ]
     middle = transcript_record(made, talk(made, lambda *_: Answer("Decision: 4")))
     assert (middle["verdict"], middle["correct"], middle["reward"]) == ("undecided", False, {"verifier": 0.0})

@@ -91,7 +91,7 @@ def _task(scenario: Mapping[str, Any], verdicts: tuple[str, ...]) -> str:
         return f"Task: {TASKS[name]}"
     own = next((added[name] for part in ("scenario", "language_scenario") if name in (added := ADDED[part])), None)
     told = " ".join((own.__doc__ or "").split()) if own is not None else ""
-    if told and not told.startswith(f"{own.__name__}("):  # the signature, which a dataclass without a docstring has
+    if own is not None and told and not told.startswith(f"{own.__name__}("):  # the signature of a dataclass without a docstring
         return f"Task: {name}, defined by a plugin. {told[:300]}"
     return f"Task: {name}" + (", defined by a plugin." if scenario else ".")
 

@@ -69,7 +69,8 @@ def evaluate_run(
     with `attacked` those of an attack (`nip_ray.evaluation.attack.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
-    settings: "evaluation.key=value" to be used instead of the run's. instances: a file for a JSON line about every instance. quiet: no progress line of an attack. Of language models the stored
+    settings: "evaluation.key=value" to be used instead of the run's.
+    instances: a file for a JSON line about every instance. quiet: no progress line of an attack. Of language models the stored
     dialogues of the last test are examined, and of the options seed and some settings count, for an attack.
     Needs torch only; no Ray is started. Raises UserError for what cannot be read or does not fit, and where there is nobody to attack;
     TrainingError when an attacker's training breaks down.

@@ -47,9 +47,7 @@ def spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
     return thinned(kept, MOST)
 
 
-def table(
-    protocol: Protocol, names: Sequence[str], play: Callable[[int, int], Games], distinct: float | None = None
-) -> dict[str, Any]:
+def table(protocol: Protocol, names: Sequence[str], play: Callable[[int, int], Games], distinct: float | None = None) -> dict[str, Any]:
     """ "roles", "matrix" and "elo". play: gives the games of a row, by its number, with a column. distinct: of `distinct_part`, of greedy
     games.
     """

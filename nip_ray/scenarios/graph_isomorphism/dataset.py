@@ -255,7 +255,9 @@ def load_pairs(path: Path | str) -> GraphPairs:
         ) from error
     pairs = from_raw(raw, path)
     if wrong := wrong_score(pairs.adjacency_P2nn, pairs.size_P, pairs.wl_score_P):
-        right = "what `nip_ray.scenarios.graph_isomorphism.weisfeiler_leman.wl_scores` finds, which is the label too: -1 for isomorphic pairs"
+        right = (
+            "what `nip_ray.scenarios.graph_isomorphism.weisfeiler_leman.wl_scores` finds, which is the label too: -1 for isomorphic pairs"
+        )
         _fail(path, "wl_scores", wrong[1], right)
     return pairs
 

@@ -184,7 +184,8 @@ def test_every_instance_has_its_line(run: Path, tmp_path: Path) -> None:
         assert sum(row["correct"] for row in own) / 20 == pytest.approx(figures[f"{key}/verifier/accuracy"])
         assert all((row["label"] == row["verdict"]) == row["correct"] and "wl_score" in row for row in own)
     result = CliRunner().invoke(app, ["evaluate", str(run), "--instances", str(tmp_path / "no" / "x.jsonl")])
-    assert result.exit_code == 2 and "--instances" in result.output
+    assert result.exit_code == 2
+    assert "--instances" in result.output
 
 
 @pytest.mark.parametrize(
