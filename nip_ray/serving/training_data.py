@@ -24,8 +24,6 @@ from nip_ray.progress import say
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import Method
 
-MOST_CUT = 0.5
-"""The largest share of a file's examples that may lose their middle; beyond it the job fails."""
 IGNORED = -100
 """The label of a token that is not learned."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -68,7 +66,7 @@ def supervised_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
         labels = [token if wanted else IGNORED for token, wanted in zip(ids, learned)]
         num_cut += len(ids) > chat.context
         rows.append({"input_ids": chat.cut(ids, chat.context), "labels": chat.cut(labels, chat.context)})
-    _check_cut(num_cut, len(rows), chat)
+    _warn_of_cut(num_cut, len(rows), chat)
     return rows
 
 
@@ -90,18 +88,14 @@ def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
         raise UserError(f"training data: both outputs of every pair are the same in a context of {chat.context} tokens, raise max_length")
     if equal := len(examples) - len(rows):
         say(f"warning: {equal} of {len(examples)} pairs are left out: both outputs are the same in a context of {chat.context} tokens")
-    _check_cut(num_cut, len(rows), chat)
+    _warn_of_cut(num_cut, len(rows), chat)
     return rows
 
 
-def _check_cut(num_cut: int, count: int, chat: ChatFormat) -> None:
-    """Warn of examples that lost their middle. Raises UserError where most did."""
-    if not num_cut:
-        return
-    told = f"{num_cut} of {count} examples are longer than the context of {chat.context} tokens and lose their middle"
-    if num_cut > MOST_CUT * count:
-        raise UserError(f"training data: {told}, raise max_length or shorten them")
-    say(f"warning: {told}")
+def _warn_of_cut(num_cut: int, count: int, chat: ChatFormat) -> None:
+    """Warn of examples that lost their middle."""
+    if num_cut:
+        say(f"warning: {num_cut} of {count} examples are longer than the context of {chat.context} tokens and lose their middle")
 
 
 def completion_tokens(messages: Sequence[Mapping[str, Any]], said: str, chat: ChatFormat) -> list[int]:

@@ -45,7 +45,7 @@ def cross_play_checkpoints(
 
         def play(row: int, column: int) -> Games:
             found = played(everyone[row], everyone[column], place_B, greedy, seed)
-            return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1))
+            return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
 
     return {
         "run_dir": str(run_dir),

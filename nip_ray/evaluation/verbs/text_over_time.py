@@ -67,6 +67,7 @@ class Meeting:
             torch.tensor([dialogue.item.y for dialogue in dialogues]),
             torch.tensor([dialogue.verdict for dialogue in dialogues]),
             torch.tensor([[dialogue.total(agent) for agent in self.protocol.agents] for dialogue in dialogues], dtype=torch.float64),
+            torch.tensor([dialogue.seed for dialogue in dialogues]),
         )
 
 

@@ -31,11 +31,14 @@ MOST = 40
 
 @dataclass(frozen=True)
 class Games:
-    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all."""
+    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all. seed_B: episode
+    seeds.
+    """
 
     y_B: Tensor
     verdict_B: Tensor
     return_BA: Tensor
+    seed_B: Tensor
 
 
 def spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
