@@ -6,7 +6,7 @@ Nothing heavy is imported before a run begins, so that `--help` and a wrong flag
 import json
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +62,11 @@ def gi_settings(arguments: Namespace, rule: str | None = None) -> list[str]:
     protocol, settings = arguments.protocol, []
     provers = [] if protocol == "solo_verifier" else ["prover"] if protocol in ("nip", "adp") else ["prover0", "prover1"]
     if rule is not None:
-        settings += [assign("name", f"{rule.replace('_', '-')}-{protocol}"), assign("algorithm", read(rule)["algorithm"])]
+        settings += [assign("name", f"{rule.replace('_', '-')}-{protocol}"), *replace("algorithm", read(rule)["algorithm"])]
     if arguments.provers == "random":
-        settings += [assign(f"scenario.agents.{prover}", {"kind": "random"}) for prover in provers]
+        settings += [part for prover in provers for part in replace(f"scenario.agents.{prover}", {"kind": "random"})]
     if arguments.turns is not None:
-        settings.append(assign("schedules", windows(["verifier", *provers], arguments.turns)))
+        settings.extend(replace("schedules", windows(["verifier", *provers], arguments.turns)))
     return settings
 
 
@@ -102,12 +102,12 @@ def cv_settings(arguments: Namespace, rule: str) -> tuple[str, list[str]]:
     agents = written["scenario"]["agents"]
     if "prover" in agents:
         agents["_default"] = {**agents.pop("prover"), "group": "provers"}  # as published, two provers share a model
-    settings = [assign("name", f"{rule}-cv-{arguments.protocol}"), assign("protocol", {"name": arguments.protocol, **limits})]
+    settings = [assign("name", f"{rule}-cv-{arguments.protocol}"), *replace("protocol", {"name": arguments.protocol, **limits})]
     if arguments.provider == "dummy":
         agents = {"_default": {"provider": "dummy", "model": "none"}}
-        settings += [assign("providers", {"dummy": {"name": "dummy"}}), "budget={}", "algorithm.rollouts_per_iteration=20"]
-        settings.append("scenario.data={num_train: 200, num_test: 48}")
-    return file, [*settings, assign("scenario.agents", agents)]
+        settings += [*replace("providers", {"dummy": {"name": "dummy"}}), *replace("budget", {}), "algorithm.rollouts_per_iteration=20"]
+        settings += replace("scenario.data", {"num_train": 200, "num_test": 48})
+    return file, [*settings, *replace("scenario.agents", agents)]
 
 
 def train(arguments: Namespace, file: str, settings: Sequence[str] = ()) -> None:
@@ -135,6 +135,11 @@ def read(file: str) -> dict[str, Any]:
 def assign(key: str, value: Any) -> str:
     """`key=value` for `--set`. JSON is YAML."""
     return f"{key}={json.dumps(value)}"
+
+
+def replace(key: str, value: Mapping[str, Any]) -> tuple[str, str]:
+    """What `--set` needs to put a mapping in the place of another, of which it would keep what `value` does not name."""
+    return assign(key, None), assign(key, value)
 
 
 def run(main: Callable[[], None]) -> None:

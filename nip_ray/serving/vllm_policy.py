@@ -98,6 +98,11 @@ class VllmPolicy:
         """Of the learner."""
         return self._learner.steps
 
+    @property
+    def prompts_cut(self) -> int:
+        """By the learner, which makes the prompts."""
+        return self._learner.prompts_cut
+
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """By the weights of the last `take`, at first by those of the folder: new adapters change nothing."""
         made = self._sampler.generate(requests, self._adapters, self._number)

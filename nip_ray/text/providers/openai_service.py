@@ -19,7 +19,7 @@ from email.utils import parsedate_to_datetime
 from html import unescape
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from nip_ray.errors import TrainingError, UserError, require
 from nip_ray.secrets import Redactor, secret
@@ -271,7 +271,7 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
     http = openai.DefaultAioHttpClient(limits=limits, event_hooks={"response": [readable]})
     key, url = api_key(provider), urlsplit(base_url(provider))
     options: Any = {"default_query": dict(parse_qsl(url.query))} if url.query else {}
-    address = url._replace(query="").geturl().rstrip("/")
+    address = urlunsplit((url.scheme, url.netloc, url.path, "", "")).rstrip("/")
     return openai.AsyncOpenAI(api_key=key, base_url=address, max_retries=0, timeout=provider.timeout_s, http_client=http, **options)
 
 
