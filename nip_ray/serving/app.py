@@ -238,8 +238,7 @@ def _serve_until_interrupted(settings: ServerSettings, provider: LocalProvider, 
             time.sleep(3600)
     finally:
         if ray.is_initialized():
-            _serve().shutdown()
-            ray.shutdown()
+            ray.shutdown()  # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
 
 
 def server_settings(

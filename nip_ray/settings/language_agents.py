@@ -30,7 +30,9 @@ class LanguageAgentSettings:
     max_reasoning_tokens: int = option(0, "Tokens that reasoning may take besides, before the answer.", ge=0)
     reasoning_effort: str | None = option(None, "How much to reason, in the provider's words (openai; none: its default).")
     extra_body: str = option(
-        "", 'Further members of each request\'s body, as JSON (openai), such as {"chat_template_kwargs": {"enable_thinking": false}}.'
+        "",
+        "Further members of each request's body, as JSON (openai), such as "
+        '{"chat_template_kwargs": {"enable_thinking": false}}; null leaves one out.',
     )
     chat_shape: Literal["auto", "openai", "alternating", "no_system"] = option(
         "auto",

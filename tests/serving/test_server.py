@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx2
 import openai
+import psutil
 import pytest
 import ray
 from jsonschema import validate
@@ -260,20 +262,32 @@ def test_settings(tmp_path: Path, default_dir: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_the_verbs_function_serves_until_interrupted(default_dir: Path, tmp_path: Path) -> None:
-    """`serve_model` in a process of its own, with a Ray of its own: it says where, answers, and ends by Ctrl-C, leaving $HOME alone."""
+    """`serve_model` in a process of its own, with a Ray of its own: it says where, answers, and ends by SIGTERM, leaving $HOME alone.
+
+    All that its replica listens on is on the loopback, and Ray has nothing to say of the end.
+    """
     (tmp_path / "home").mkdir()
     port = free_port()
     source = f"from pathlib import Path; from nip_ray.serving.app import serve_model; serve_model(Path({str(default_dir)!r}), {port}, "
     source += f"folder=Path({str(tmp_path / 'served')!r}), api_key_variable='NIP_TEST_KEY')"
     env = {**os.environ, "HOME": str(tmp_path / "home"), "NIP_TEST_KEY": KEY}
-    process = subprocess.Popen([sys.executable, "-c", source], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", source], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         while not (line := process.stdout.readline()).startswith("serving model at"):
             assert line, "it ended"
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
             assert made.chat.completions.create(model="model", messages=ASK, max_tokens=4).usage
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) != 0, "interrupted"
+        replicas = [one for one in psutil.Process(process.pid).children(recursive=True) if "ServeReplica" in " ".join(one.cmdline())]
+        listened = [one.laddr.ip for replica in replicas for one in replica.net_connections("inet") if one.status == "LISTEN"]
+        assert listened
+        assert {address.removeprefix("::ffff:") for address in listened} == {"127.0.0.1"}
+        process.send_signal(signal.SIGTERM)
+        said = "".join(process.communicate(timeout=120))
+        assert process.returncode != 0, "interrupted"
+        assert "Interrupted: SIGTERM" in said
+        assert not re.search("stack trace|failed|retries", said)
     finally:
         process.kill()
     assert [path.name for path in (tmp_path / "home").iterdir() if path.name != ".ray"] == []
