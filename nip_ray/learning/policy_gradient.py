@@ -58,14 +58,20 @@ def returns_to_go(reward_BR: Tensor, gamma: float) -> Tensor:
 def normalise(advantage_N: Tensor, weight_N: Tensor | None = None) -> Tensor:
     """(A - mean) / max(std, 1e-6); `weight_N` (0 or 1) marks the rows that count. One row alone is left as it is."""
     if weight_N is None:
-        if advantage_N.numel() < 2:
-            return advantage_N
-        return (advantage_N - advantage_N.mean()) / advantage_N.std(unbiased=False).clamp_min(1e-6)
+        mean, deviation = mean_and_deviation(advantage_N)
+        return (advantage_N - mean) / deviation
     count = weight_N.sum()
     mean = (advantage_N * weight_N).sum() / count.clamp_min(1)
     variance = ((advantage_N - mean).square() * weight_N).sum() / count.clamp_min(1)
     scaled = (advantage_N - mean) / variance.sqrt().clamp_min(1e-6)
     return torch.where(count > 1, scaled, advantage_N)
+
+
+def mean_and_deviation(advantage_N: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """By which `normalise` scales: the mean, and the standard deviation of all rows, at least 1e-6; 0 and 1 for less than two rows."""
+    if advantage_N.numel() < 2:
+        return 0.0, 1.0
+    return advantage_N.mean(), advantage_N.std(unbiased=False).clamp_min(1e-6)
 
 
 _LARGEST_LOG_RATIO = 20.0

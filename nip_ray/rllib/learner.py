@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
-from nip_ray.learning.policy_gradient import normalise, own_turn_advantages
+from nip_ray.learning.policy_gradient import mean_and_deviation, own_turn_advantages
 from nip_ray.learning.verdicts import Verdicts, taught_turns
 from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, own_rows
 from nip_ray.play.scenario import Scenario
@@ -554,12 +554,10 @@ def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor 
         return mean, deviation
     if data.rows.taught_NFS is not None:
         all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
-    advantage_K = data.advantage_N[all_rows]
-    return (advantage_K.mean(), advantage_K.std(unbiased=False).clamp_min(1e-6)) if len(advantage_K) > 1 else (0.0, 1.0)
+    return mean_and_deviation(data.advantage_N[all_rows])
 
 
 def normalised_like(own_N: Tensor, all_N: Tensor) -> Tensor:
     """`own_N` by the mean and deviation of `all_N` (the same rows or more)."""
-    if own_N.shape == all_N.shape:
-        return normalise(all_N)
-    return (own_N - all_N.mean()) / all_N.std(unbiased=False).clamp_min(1e-6)
+    mean, deviation = mean_and_deviation(all_N)
+    return (own_N - mean) / deviation
