@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible
+from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible, safe_point
 from nip_ray.errors import UserError
 from nip_ray.progress import BestEffort, progress_line, say
 from nip_ray.runs.experiment import run_experiment
@@ -115,6 +115,8 @@ def test_a_finishing_block_within_another_ends_nothing_early(hangup: None) -> No
     with pytest.raises(Interrupted):
         work()
     assert done == ["inner", "outer"]
+    with finishing():  # by a caller of its own, later in this process
+        safe_point()
 
 
 BUSY = """

@@ -57,6 +57,7 @@ def interruptible() -> Iterator[None]:
         for number in _installed:
             signal.signal(number, before[number])
         _installed.clear()
+        _noted = _last = None  # a driver that is called by itself later looks for a signal, too
 
 
 def _gives_way(handler: Any) -> bool:
