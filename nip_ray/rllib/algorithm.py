@@ -135,7 +135,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """RLlib's evaluation, on held-out instances unless ``evaluation_config["env_config"]["split"]`` says otherwise.
 
-        It has env runners of its own, made at the first call where the config names no interval; they have the weights when they begin.
+        It has env runners of its own, made at the first call where the config names no interval; they have the weights when they begin:
+        the newest ones, whatever `average_weights` says, since training may go on meanwhile.
         """
         with self._no_needless_ray():
             if self.eval_env_runner_group is None:
@@ -369,7 +370,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, for all learners and runners."""
-        self._foreach_learner(methodcaller("load_training_state", {key: state[key] for key in ("modules", "optimizers", "extra")}))
+        own = {key: state[key] for key in ("modules", "trained", "optimizers", "extra") if key in state}
+        self._foreach_learner(methodcaller("load_training_state", own))
         self.load_counters(state["counters"])
         self._load_past(state, state["counters"])
         self._load_behind(state)
@@ -404,7 +406,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
         state = super().get_state(components, not_components=not_components, **kwargs)
         extra = self._first_learner(methodcaller("extra_state"))
-        state["nip_ray"] = {**self.counters(), "extra": extra, **self._past_weights(), **self._weights_behind()}
+        averages = self._first_learner(methodcaller("averages_copy"))
+        state["nip_ray"] = {**self.counters(), "extra": extra, "averages": averages, **self._past_weights(), **self._weights_behind()}
         return state
 
     @override(Algorithm)
@@ -418,6 +421,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             self._load_past(ours, ours)
             self._load_behind(ours)
             self._foreach_learner(methodcaller("load_extra_state", ours["extra"]))
+            self._foreach_learner(methodcaller("load_averages", ours.get("averages", {})))
         self._share_modules()
         self.send_weights()
 
@@ -429,13 +433,16 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.send_weights()
 
     def networks(self) -> dict[str, nn.Module]:
-        """All agents' networks with the current weights, in this process."""
-        if self.learner_group.is_local:
-            return dict(local_learner(self.learner_group).networks)
+        """All agents' networks, in this process, with the weights by which they are evaluated: averages where `average_weights` is set."""
+        learner = local_learner(self.learner_group)
+        if learner is not None and not learner.averages:
+            return dict(learner.networks)
         if not hasattr(self, "_networks"):
-            self._networks = networks_of(self.config.env_config["experiment"])
-        for agent, weights in self._first_learner(methodcaller("training_state"))["modules"].items():
-            self._networks[agent].load_state_dict(weights)
+            made = networks_of(self.config.env_config["experiment"])
+            self._networks = made if learner is None else {agent: made[agent].to(learner.device) for agent in learner.networks}
+        weights = self._first_learner(methodcaller("training_state"))["modules"] if learner is None else learner.averages
+        for agent, own in weights.items():
+            self._networks[agent].load_state_dict(own)
         return self._networks
 
     def _no_needless_ray(self) -> AbstractContextManager[None]:

@@ -113,6 +113,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         self.updated: frozenset[str] = frozenset()  # who learns in this update
         self.update_iteration = 0  # what seeds this update
         self.norms: Norms | None = None  # of a step whose agents learn in several processes
+        self.averages: dict[str, dict[str, Tensor]] = {}  # by agent, over iterations; with `average_weights`, after the first
         self.partition = partition_of(self)
         drawn_alone = getattr(self.settings, "verdict_gradient", "sampled") == "sampled"  # in force, whatever the experiment says
         self.fixed = drawn_alone and fixed_shapes(self.experiment, self.scenario, self.networks, self.device)
@@ -221,10 +222,14 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         for network in self.networks.values():
             learning_mode(network)
         if self.fixed:
-            return self._results(*self.fixed_update(rollout), env_steps, iteration)
-        if self.partition is not None:
-            return self._results(*self.partition.learn(rollout, iteration, self.settings.lr if lr is None else lr), env_steps, iteration)
-        return self._results(*self.learn(rollout, iteration), env_steps, iteration)
+            found = self.fixed_update(rollout)
+        elif self.partition is not None:
+            found = self.partition.learn(rollout, iteration, self.settings.lr if lr is None else lr)
+        else:
+            found = self.learn(rollout, iteration)
+        if (decay := getattr(self.settings, "average_weights", None)) is not None:
+            average_into(self.averages, self.networks, decay)
+        return self._results(*found, env_steps, iteration)
 
     def learn(self, rollout: Rollout, iteration: int) -> tuple[dict[str, Metrics], dict[str, list[Step]]]:
         """All minibatches, for the agents in `self.updated`: what is logged once, and the steps of each."""
@@ -301,9 +306,17 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     # ------------------------------------------------------------------------------------------------- for checkpoints
 
     def training_state(self, agents: Collection[str] | None = None) -> dict[str, Any]:
-        """All that learning needs to continue: weights and optimizers on the CPU, and what subclasses add. agents: of these (None: all)."""
+        """All that learning needs to continue, on the CPU. agents: of these (None: all).
+
+        modules: the weights of the agents as they are evaluated: averages where `average_weights` is set, and then `trained` holds the
+        weights that learning continues from. optimizers: Adam's. extra: what subclasses add.
+        """
         optimizers = {agent: own.state_dict() for agent, own in self.optimizers.items() if agents is None or agent in agents}
-        return {"modules": self.weights(agents), "optimizers": cpu_copy(optimizers), "extra": self.extra_state()}
+        state = {"modules": self.weights(agents), "optimizers": cpu_copy(optimizers), "extra": self.extra_state()}
+        if self.averages:
+            averages = {agent: self.averages[agent] for agent in state["modules"]}
+            state |= {"modules": cpu_copy(averages), "trained": state["modules"]}
+        return state
 
     def learning_agents(self) -> tuple[str, ...]:
         """Those with something to train, in the protocol's order."""
@@ -315,11 +328,21 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`."""
-        for agent, weights in state["modules"].items():
+        for agent, weights in state.get("trained", state["modules"]).items():
             self.networks[agent].load_state_dict(weights)
+        self.load_averages(state["modules"] if "trained" in state else {})
         for agent, optimizer in state["optimizers"].items():
             self.optimizers[agent].load_state_dict(optimizer)
         self.load_extra_state(state["extra"])
+
+    def averages_copy(self) -> dict[str, dict[str, Tensor]]:
+        """The averages of the weights, on the CPU; empty without `average_weights` and before the first update."""
+        return cpu_copy(self.averages)
+
+    def load_averages(self, averages: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue averaging from these (none: from the weights after the next update)."""
+        device = self.device
+        self.averages = {agent: {k: v.detach().to(device, copy=True) for k, v in own.items()} for agent, own in averages.items()}
 
     def extra_state(self) -> dict[str, Any]:
         """What an algorithm keeps between updates beside weights and optimizers (with `learners.partition`: name -> agent -> value)."""
@@ -431,6 +454,19 @@ def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
 
 def _detached(metrics: Metrics) -> Metrics:
     return {name: value.detach() for name, value in metrics.items()}
+
+
+def average_into(averages: dict[str, dict[str, Tensor]], networks: Mapping[str, nn.Module], decay: float) -> None:
+    """Move each average towards the current weights by 1 - decay (Polyak and Juditsky 1992, with exponential weights); what does not
+    exist yet begins as a copy of them. Integer buffers are copied.
+    """
+    for agent, network in networks.items():
+        own = averages.setdefault(agent, {})
+        for name, value in network.state_dict().items():
+            if name in own and value.is_floating_point():
+                own[name].lerp_(value, 1 - decay)
+            else:
+                own[name] = value.detach().clone()
 
 
 def cpu_copy(state: Any) -> Any:

@@ -25,6 +25,13 @@ class OnPolicySettings:
     anneal_lr: bool | Literal["quadratic"] = option(
         False, "Let the learning rate fall to 0 over the iterations: linearly (true), or with the square of the share of them that is left."
     )
+    average_weights: float | None = option(
+        None,
+        "Decay per iteration of averages of the weights, by which agents are evaluated, saved and exported instead of by the newest "
+        "weights; training is the same (none: the newest weights).",
+        gt=0,
+        lt=1,
+    )
     num_epochs: int = option(4, "Passes over an iteration's rollouts.", ge=1)
     minibatch_size: int = option(64, "Frames in a minibatch; it holds minibatch_size / rounds whole copies.", ge=1)
     minibatch_copies: int | None = option(None, "Whole copies in a minibatch, instead of minibatch_size (none: as that says).", ge=1)

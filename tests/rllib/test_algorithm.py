@@ -272,6 +272,29 @@ def test_annealing_ends_at_zero_and_stays_there() -> None:
     assert [config.base_lr(iteration) for iteration in range(6)] == pytest.approx([0.1, 0.05625, 0.025, 0.00625, 0, 0])
 
 
+def test_averages_follow_the_weights_and_change_no_training() -> None:
+    plain, averaging = built(message_game()), built(message_game(), average_weights=0.75)
+    try:
+        expected: dict[str, Any] = {}
+        for _ in range(3):
+            plain.train()
+            averaging.train()
+            newest = plain.training_state()["modules"]
+            for agent, weights in newest.items():
+                own = expected.setdefault(agent, weights)
+                expected[agent] = {name: 0.75 * own[name] + 0.25 * value for name, value in weights.items()}
+            state = averaging.training_state()
+            for agent, network in averaging.networks().items():
+                for name, value in network.state_dict().items():
+                    torch.testing.assert_close(value, expected[agent][name])
+                    assert torch.equal(state["modules"][agent][name], value)
+                    assert torch.equal(state["trained"][agent][name], newest[agent][name])
+        assert any((state["modules"][agent][name] != value).any() for agent, own in newest.items() for name, value in own.items())
+    finally:
+        plain.stop()
+        averaging.stop()
+
+
 @pytest.mark.parametrize("clip_gradients", ["agent", "joint"])
 @pytest.mark.parametrize("agent", ["prover", "verifier"])
 def test_a_nan_is_named(agent: str, clip_gradients: str) -> None:

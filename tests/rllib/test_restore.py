@@ -42,8 +42,8 @@ TRAVELS = [pytest.param(by_path, id="path"), pytest.param(by_training_state, id=
     ],
 )
 def test_four_iterations_are_two_and_two(made: Any, tmp_path: Path, config: ExperimentConfig, travel: Travel) -> None:
-    """The same weights to the last bit, with annealing and the KL penalty; counters and coefficients included."""
-    settings = dict(loss="kl_penalty", anneal_lr=True)
+    """The same weights to the last bit, with annealing, averages and the KL penalty; counters and coefficients included."""
+    settings = dict(loss="kl_penalty", anneal_lr=True, average_weights=0.6)
     whole, first, second = (made(config, **settings) for _ in range(3))
     expected = train(whole, 4)
     halfway = train(first, 2)
