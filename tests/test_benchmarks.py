@@ -17,6 +17,7 @@ TINY = {
     "gi_fast": (
         "search=null",
         "algorithm.verdict_gradient=sampled",
+        "algorithm.average_weights=null",
         "play.num_copies=16",
         "algorithm.minibatch_size=24",
         "algorithm.num_epochs=2",

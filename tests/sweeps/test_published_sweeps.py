@@ -31,7 +31,9 @@ LIKE |= {
     "protocols_gi": "gi_fast",
 }
 OTHERWISE = {"sweep_ei_cv": {"algorithm.guess_replacement_annealing"}, "sweep_pbt_gi": {"algorithm.anneal_lr"}}
-OTHERWISE["protocols_gi"] = {f"algorithm.{key}" for key in ("lr", "anneal_lr", "num_epochs", "minibatch_size", "verdict_gradient")}
+OTHERWISE["protocols_gi"] = {
+    f"algorithm.{key}" for key in ("lr", "anneal_lr", "average_weights", "num_epochs", "minibatch_size", "verdict_gradient")
+}
 OTHERWISE["protocols_gi"] |= {
     "algorithm.agents.verifier.entropy_coefficient",
     "play.num_copies",
