@@ -76,5 +76,5 @@ def test_the_table_of_protocols_has_both_halves_of_the_worst_case_and_no_interva
     lines = made._table({"debate": [{**row, "completeness_error": table.completeness_error(chosen)}]}, {}).splitlines()
     assert (lines[0].count("completeness error, worst case"), lines[2].endswith("| .750 |")) == (1, True)
     assert "worst case |" not in made._table({"debate": [row]}, {}).splitlines()[0].partition("soundness error, worst case")[2]
-    values = [0.5, 0.6, 0.55]
-    assert (made._over_seeds(values[:2]), "to" in made._over_seeds(values)) == (".550", True)
+    seeds = [{"estimate": share, "n": 100} for share in (0.5, 0.6, 0.55, 0.5, 0.6)]
+    assert (made._over_seeds(seeds[:2]), "to" in made._over_seeds(seeds)) == (".550", True)
