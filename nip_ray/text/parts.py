@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,10 +39,11 @@ from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.costs.budget import Budget, Reservation, Throttle
+from nip_ray.text.costs.budget import Budget, BudgetLike, Reservation, Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
+from nip_ray.text.costs.shared import SharedLimiter, limiter_of
 from nip_ray.text.dialogues.records import ClientPool, total
-from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
+from nip_ray.text.dialogues.rollout_workers import RolloutWorkers
 from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
@@ -241,7 +243,7 @@ class Parts:
         write_word_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
-        self._budget = Budget(config.budget, spent)
+        self._budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
         self.clients = ClientPool(config, folder.path, self._budget, self._hosts, _shared_limiters(config) if in_trial else {})
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
@@ -282,17 +284,17 @@ class Parts:
 
     def spending(self) -> Spending:
         """What the run has cost so far; what jobs under way can cost is uncertain."""
-        found = self._budget.spending if self._workers is None else self._workers.spending()
+        found = self._budget.spending
         found.uncertain += under_way(self.journal.entries())
         return found
 
     async def reserve_for_jobs(self, amount: Amount) -> Reservation:
         """Set money aside for jobs. Raises BudgetExhausted."""
-        return await (self._budget if self._workers is None else self._workers).reserve_for_jobs(amount)
+        return await self._budget.reserve_for_jobs(amount)
 
     def book(self, spending: Spending) -> None:
         """Book what was spent without a reservation."""
-        (self._budget if self._workers is None else self._workers).book(spending)
+        self._budget.book(spending)
 
     def new_bills(self, key: str) -> Spending:
         """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""
@@ -474,7 +476,8 @@ def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
 
     if not ray.is_initialized():  # a trial that nobody scheduled, alone in its process
         return {}
-    return {name: shared_limiter(provider) for name, provider in speaking_providers(config).items() if provider.limits is not None}
+    limited = {name: provider for name, provider in speaking_providers(config).items() if provider.limits is not None}
+    return {name: SharedLimiter(limiter_of(provider), partial(limiter_of, provider)) for name, provider in limited.items()}
 
 
 def _cpus(config: TextExperimentConfig, started: Sequence[ProviderSettings]) -> float:
