@@ -30,7 +30,7 @@ from typing import Any, get_args
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.storage.files import LineFile
+from nip_ray.storage.files import LineFile, check_version, lines_of
 from nip_ray.text.costs.budget import BudgetLike, Limiter, Throttle
 from nip_ray.text.costs.prices import (
     NOTHING,
@@ -257,10 +257,7 @@ def _files(folder: Path, iteration: int | None) -> list[Path]:
 
 
 def _read(path: Path) -> Iterator[CallRecord]:
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    lines = lines_of(path)
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and number == len(lines):
             return
@@ -273,9 +270,7 @@ def _read(path: Path) -> Iterator[CallRecord]:
 def _parse(line: bytes, where: str) -> CallRecord:
     try:
         row = json.loads(line)
-        version = row["version"]
-        if type(version) is int and version > VERSION:
-            raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+        check_version(row["version"], VERSION, where)
         return _record(row, where)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise UserError(f"{where} is damaged ({type(error).__name__}: {error}); mend it or go back to a copy of the file") from None
