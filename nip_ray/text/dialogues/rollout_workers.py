@@ -13,25 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import send_by_value
-from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import LanguageScenario
-from nip_ray.serving.hangs import ActorWatch, watchable
-from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.text.costs.budget import Throttle
 from nip_ray.text.costs.prices import Spending
 from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor, limiter_of
 from nip_ray.text.dialogues.records import ClientPool
 from nip_ray.text.dialogues.runner import Brake, DialogueRunner, Progress, StageContext, Task
+from nip_ray.text.worker_pool import Call, WorkerPool, parts_of
 from nip_ray.tracking import RunInfo, traces
 
 _PARTS_PER_WORKER = 4
-_MAX_DEATHS = 5
-"""Of the rollout workers that were given one part, after which the stage fails."""
 
 
 class RolloutWorker:
@@ -88,58 +83,31 @@ class RolloutWorkers:
         limiters = {name: limiter_of(provider) for name, provider in _limited(config).items()}
         dumped, run_dir = config.model_dump(mode="json"), run_dir.resolve()
 
-        def worker(number: int) -> Any:
-            kind = watchable(RolloutWorker)
-            options = kind.options(num_cpus=config.talk.num_cpus_per_talker, max_restarts=-1)
-            return options.remote(dumped, scenario, run_dir, str(number), self._keeper, hosts, limiters)
-
-        self._workers = [worker(number) for number in range(config.talk.num_talkers)]
-        named = {f"rollout worker {number}": actor for number, actor in enumerate(self._workers)}
-        self._watch = ActorWatch(named, config.fault_tolerance.hang_timeout_s)
+        options = {"num_cpus": config.talk.num_cpus_per_talker}
+        arguments = [(dumped, scenario, run_dir, str(number), self._keeper, hosts, limiters) for number in range(config.talk.num_talkers)]
+        self.pool = WorkerPool(RolloutWorker, options, arguments, config.fault_tolerance.hang_timeout_s)
 
     async def hold(
         self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None, progress: Progress | None
     ) -> list[Any]:
         """See `RolloutWorker.hold`; in the order of the tasks. Raises what a worker raises, once the parts on their way are over."""
-        parts = _parts(tasks, len(self._workers) * _PARTS_PER_WORKER)
-        waiting = list(enumerate(parts))
-        made: dict[int, list[Any]] = {}
+        parts = parts_of(tasks, len(self.pool.actors) * _PARTS_PER_WORKER)
 
-        async def work(number: int) -> None:
-            while waiting:
-                index, part = waiting.pop(0)
-                made[index] = await self._held(number, (models, context, part, num_responses))
-                if progress is not None:
-                    progress(sum(map(len, made.values())), len(tasks))
+        def call(part: list[Task]) -> Call:
+            return lambda worker: worker.hold.remote(models, context, part, num_responses)
 
-        done = await asyncio.gather(*(work(number) for number in range(len(self._workers))), return_exceptions=True)
-        for error in done:
-            if isinstance(error, BaseException):
-                raise error
-        return [one for index in range(len(parts)) for one in made[index]]
+        def over(made: Mapping[int, Any]) -> None:
+            if progress is not None:
+                progress(sum(map(len, made.values())), len(tasks))
+
+        made = await self.pool.work([call(part) for part in parts], over, lambda number: self._keeper.forfeit.remote(str(number)))
+        return [one for part in made for one in part]
 
     def stop(self) -> None:
         """End the actors."""
-        self._watch.close()
-        for actor in (*self._workers, self._keeper):
-            ray.kill(actor)
-
-    async def _held(self, number: int, work: tuple[Any, ...]) -> list[Any]:
-        for _ in range(_MAX_DEATHS):
-            try:
-                return await self._workers[number].hold.remote(*work)
-            except RayActorError:
-                await self._keeper.forfeit.remote(str(number))
-            except RayError as error:
-                raise as_ours(error, "a rollout worker") from None
-        raise TrainingError(f"rollout worker {number} died {_MAX_DEATHS} times at the same dialogues; see Ray's logs, then resume the run")
+        self.pool.close()
+        ray.kill(self._keeper)
 
 
 def _limited(config: TextExperimentConfig) -> dict[str, ProviderSettings]:
     return {name: provider for name, provider in config.providers.items() if provider.limits is not None}
-
-
-def _parts(tasks: Sequence[Task], count: int) -> list[list[Task]]:
-    """At most `count` runs of consecutive tasks, about equally long."""
-    size = max(1, -(-len(tasks) // count))
-    return [list(tasks[start : start + size]) for start in range(0, len(tasks), size)]
