@@ -35,7 +35,6 @@ from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.serving.hangs import ActorWatch
-from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
@@ -174,21 +173,16 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
     check_room(config, scenario, items["train"])
     _check_examples(config, scenario, items["train"][0])
-    return Prepared(kind, scenario, items, *_stored_roles(run_dir))
+    if run_dir is None or not (run_dir / ROLES).exists():
+        return Prepared(kind, scenario, items)
+    with RunFolder.open(run_dir) as folder:
+        stored = folder.read_json(ROLES)
+    return Prepared(kind, scenario, items, tuple(stored["roles"]), tuple(stored.get("speakers", ())))
 
 
 def store_roles(folder: RunFolder, roles: Sequence[str], speakers: Sequence[str]) -> None:
     """Keep the roles that the episodes of a run draw, and of whom one has a turn in each, for whoever continues it."""
     folder.write_json(ROLES, {"roles": list(roles), "speakers": list(speakers)})
-
-
-def _stored_roles(run_dir: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(roles, speakers)."""
-    if run_dir is None or not (run_dir / ROLES).exists():
-        return (), ()
-    with RunFolder.open(run_dir) as folder:
-        stored = folder.read_json(ROLES)
-    return tuple(stored["roles"]), tuple(stored.get("speakers", ()))
 
 
 def _refuse_half_characters(items: Mapping[str, Sequence[Any]], kind: LanguageScenarioKind) -> None:
@@ -453,7 +447,9 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
     Raises UserError for missing libraries.
     """
     local = {name: provider for name in names if provider_of(provider := config.providers[name]).start is not None}
-    start_ray(config.runtime, _cpus(config, list(local.values())))
+    talking = max(config.talk.num_talkers * config.talk.num_cpus_per_talker, 1.0) if config.talk.num_talkers else 0.0
+    actors = sum(actor["CPU"] for provider in local.values() for actor in provider.actors)
+    start_ray(config.runtime, actors + sum(provider.training_workers for provider in local.values()) + talking)
     hosts: dict[str, Any] = {}
     watches: list[ActorWatch] = []
     try:
@@ -478,10 +474,3 @@ def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
         return {}
     limited = {name: provider for name, provider in speaking_providers(config).items() if provider.limits is not None}
     return {name: SharedLimiter(limiter_of(provider), partial(limiter_of, provider)) for name, provider in limited.items()}
-
-
-def _cpus(config: TextExperimentConfig, started: Sequence[ProviderSettings]) -> float:
-    talking = config.talk.num_talkers * config.talk.num_cpus_per_talker
-    actors = sum(actor["CPU"] for provider in started for actor in provider.actors)
-    workers = sum(provider.training_workers for provider in started)
-    return actors + workers + (max(talking, 1.0) if config.talk.num_talkers else 0.0)

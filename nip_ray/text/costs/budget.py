@@ -118,7 +118,8 @@ class Budget:
         with self._lock:
             if not self._waiting and self._fits(self._reserved + amount):
                 return self._take(amount)
-            self._refuse_unaffordable(amount)
+            if not self._fits(self._held + amount):
+                raise BudgetExhausted(self._message(amount))
             future: Future[Reservation] = Future()
             self._waiting.append((amount, future))
         try:
@@ -180,10 +181,6 @@ class Budget:
                     future.set_exception(BudgetExhausted(self._message(amount)))
             else:
                 return
-
-    def _refuse_unaffordable(self, amount: Amount) -> None:
-        if not self._fits(self._held + amount):
-            raise BudgetExhausted(self._message(amount))
 
     def _message(self, amount: Amount) -> str:
         """used, held, asked and the least limit that would do, in the unit of the limit that is in the way."""
