@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from nip_ray.cluster.ray_session import first_words
 from nip_ray.errors import TrainingError
@@ -15,6 +15,8 @@ from nip_ray.serving.host import as_ours
 
 MAX_DEATHS = 5
 """Of the workers that were given one part, after which the work fails."""
+RESTART_TRIES, RESTART_S = 300, 1.0
+"""How often, and after how many seconds each, a worker that is being made again is asked whether it is there."""
 
 Part = TypeVar("Part")
 Call = Callable[[Any], Awaitable[Any]]
@@ -71,11 +73,24 @@ class WorkerPool:
                 said = first_words(str(error))
                 if died is not None:
                     await died(number)
+                await self._back(number)
             except RayError as error:
                 raise as_ours(error, "a rollout worker") from None
         raise TrainingError(
             f"rollout worker {number} died {MAX_DEATHS} times at the same dialogues ({said}); see Ray's logs, then resume the run"
         )
+
+    async def _back(self, number: int) -> None:
+        """Until a worker that died is made again: before, it may refuse calls at once."""
+        for _ in range(RESTART_TRIES):
+            try:
+                await self.actors[number].__ray_ready__.remote()
+            except ActorUnavailableError:
+                await asyncio.sleep(RESTART_S)
+                continue
+            except RayActorError:  # it cannot be made, or died again; who asks it next is told
+                pass
+            return
 
 
 def parts_of(tasks: Sequence[Part], count: int, size: int = 1) -> list[list[Part]]:

@@ -1,10 +1,11 @@
 """What is handed out comes back in order, also when workers die; no Ray is needed for that."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from nip_ray.errors import TrainingError
 from nip_ray.text import worker_pool
@@ -15,15 +16,26 @@ class Actor:
     """Dies as often as it is told before it answers; the slower, the higher its number."""
 
     def __init__(self, number: int, deaths: int) -> None:
-        self.number, self.deaths, self.asked = number, deaths, 0
+        self.number, self.deaths, self.asked, self.missing = number, deaths, 0, False
 
     async def double(self, part: int) -> int:
+        assert not self.missing, "it is not there yet"
         self.asked += 1
         await asyncio.sleep(0.002 * self.number)
         if self.deaths:
-            self.deaths -= 1
+            self.deaths, self.missing = self.deaths - 1, True
             raise RayActorError
         return 2 * part
+
+    @property
+    def __ray_ready__(self) -> Any:
+        return SimpleNamespace(remote=self.ready)
+
+    async def ready(self) -> None:
+        """It is there when it was asked for the second time."""
+        if self.missing:
+            self.missing = False
+            raise ActorUnavailableError("it is made again", None)
 
 
 class Kind:
@@ -44,6 +56,7 @@ class Watch:
 def pool(monkeypatch: pytest.MonkeyPatch, *deaths: int) -> WorkerPool:
     monkeypatch.setattr(worker_pool, "watchable", lambda kind: Kind())
     monkeypatch.setattr(worker_pool, "ActorWatch", Watch)
+    monkeypatch.setattr(worker_pool, "RESTART_S", 0.0)
     return WorkerPool(Actor, {"num_cpus": 1}, list(enumerate(deaths)), 1.0)
 
 

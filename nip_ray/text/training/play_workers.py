@@ -87,11 +87,11 @@ class PlayWorkers:
 
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """See `ModelPlay.play`. Raises TrainingError where an actor dies again and again at the same dialogues."""
-        left, known = self._bills.left, ray.put(scenario)
+        left, known, weights = self._bills.left, ray.put(scenario), self._weights
 
         def call(own: list[Task]) -> Call:
             allowed = None if left is None else left * len(own) // len(tasks)
-            return lambda worker: worker.play.remote(self._weights, known, own, split, iteration, allowed)
+            return lambda worker: worker.play.remote(weights, known, own, split, iteration, allowed)
 
         shares = parts_of(tasks, len(self.pool.actors), self._size if split == "train" else 1)
         made = Talk([], [], {group: Use() for group in self._groups})
