@@ -138,7 +138,8 @@ def shared(provider: OpenAIProvider, repeat: int) -> tuple[Any, Any, Callable[[]
         await budget.flush()
         return await keeper.spending.remote()
 
-    return SharedLimiter(limiter_actor(str(provider.base_url), API_KEY, *LIMITS)), budget, spending
+    keeper_of_limits = limiter_actor(str(provider.base_url), API_KEY, *LIMITS)
+    return SharedLimiter(keeper_of_limits, lambda: keeper_of_limits), budget, spending
 
 
 async def timed(call: Call, close: Callable[[], Awaitable[Any]], arguments: argparse.Namespace) -> tuple[float, float]:

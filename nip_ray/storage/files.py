@@ -5,6 +5,7 @@ Decisions that matter here:
   the new;
 - a line is put at the end by a single write. A kill can tear the last line only; it was never acted upon, and is cut off when the file
   is opened next;
+- every line carries the version of its format (`check_version`) and, where money hangs on it, a CRC-32 (`sealed`);
 - locks are `flock`: the kernel drops one with the process that holds it, however that dies, so none is ever stale. Readers take none.
   A file system without locks gets a warning instead.
 """
@@ -12,9 +13,11 @@ Decisions that matter here:
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -177,6 +180,46 @@ class LineFile:
         if self._file is None:
             raise RuntimeError(f"{self.path} is closed")
         return self._file
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """The lines of a file that another process may be writing, with their ends: the last may have none, or zeros in it where blocks never
+    reached the disk. None when the file is missing. Raises UserError when it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.readlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def sealed(entry: Any, version: int) -> bytes:
+    """The one line in which a JSON value is written with its CRC-32."""
+    text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f'{{"crc":{zlib.crc32(text.encode())},"entry":{text},"version":{version}}}\n'.encode()
+
+
+def unsealed(line: bytes, newest: int, where: str) -> Any:
+    """The value of a `sealed` line. Raises ValueError for a line that is not as it was written, UserError for one of a newer version."""
+    try:
+        row = json.loads(line)
+        version, entry = row["version"], row["entry"]
+    except (RecursionError, KeyError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    check_version(version, newest, where)
+    if line != sealed(entry, version):
+        raise ValueError("its checksum is another")
+    return entry
+
+
+def check_version(version: Any, newest: int, where: str) -> None:
+    """Raise UserError where a line or a document is of a newer version of its format than `newest`, or of none."""
+    if type(version) is not int or version < 1:
+        raise UserError(f"{where} is damaged: its format version is {version!r}")
+    if version > newest:
+        raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {newest}; use a newer one")
 
 
 def cannot_write(path: Path, error: OSError) -> NoReturn:

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from nip_ray.errors import UserError
-from nip_ray.storage.files import LineFile, cannot_write, make_parents, sync, write_atomically
+from nip_ray.storage.files import LineFile, cannot_write, check_version, lines_of, make_parents, sync, write_atomically
 from nip_ray.storage.files import lock as lock_file
 from nip_ray.storage.stored_config import plain_config, write_config
 from nip_ray.version import __version__
@@ -199,7 +199,7 @@ class RunFolder:
 
     def row_sums(self) -> list[str]:
         """A checksum of each row of `metrics.jsonl`, in the order in which they stand there. Raises UserError when it cannot be read."""
-        return [_row_sum(line) for line in _lines_of(self.path / METRICS)]
+        return [_row_sum(line) for line in lines_of(self.path / METRICS)]
 
     def changed_rows(self, stated: Sequence[str]) -> list[int]:
         """The iterations of which a row is another than when `row_sums` of iterations 1, 2, ... were `stated`. That some are missing is
@@ -256,7 +256,7 @@ class RunFolder:
             raise UserError(f"{path} is damaged ({error}); {how}") from None
         if not isinstance(document, dict) or document.get("format") != _format(name):
             raise UserError(f"{path} is damaged: it is not a document of the format {_format(name)}; {how}")
-        _check_version(document.get("version"), str(path))
+        check_version(document.get("version"), VERSION, str(path))
         return {key: value for key, value in document.items() if key not in ("format", "version")}
 
     def close(self) -> None:
@@ -439,26 +439,16 @@ def _line(plain: dict[str, Any]) -> bytes:
 
 def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple[dict[str, Any], bytes]]:
     """(object, its line) for each line of `path`, none when it is missing; with `torn_tail` a last line that is cut off is left out."""
-    rows, lines = [], _lines_of(path)
+    rows, lines = [], lines_of(path)
     for number, line in enumerate(lines, 1):
         row = _parse_line(line, required)
         if row is None:
             if torn_tail and number == len(lines):
                 break
             raise UserError(f"{path}: line {number} of {len(lines)} is damaged; mend or remove it, or go back to a copy")
-        _check_version(row.pop("version"), f"{path}: line {number}")
+        check_version(row.pop("version"), VERSION, f"{path}: line {number}")
         rows.append((row, line))
     return rows
-
-
-def _lines_of(path: Path) -> list[bytes]:
-    try:
-        with path.open("rb") as file:
-            return file.readlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def _parse_line(line: bytes, required: str | None) -> dict[str, Any] | None:
@@ -492,14 +482,7 @@ def _refuse_newer(path: Path) -> None:
         return
     version = document.get("version") if isinstance(document, dict) else None
     if type(version) is int:
-        _check_version(version, str(path))
-
-
-def _check_version(version: Any, where: str) -> None:
-    if type(version) is not int or version < 1:
-        raise UserError(f"{where} is damaged: its format version is {version!r}")
-    if version > VERSION:
-        raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+        check_version(version, VERSION, str(path))
 
 
 def _format(name: str) -> str:

@@ -12,12 +12,10 @@ Decisions that matter here (of the journal):
 
 import asyncio
 import hashlib
-import io
 import json
 import threading
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import Any
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
-from nip_ray.storage.files import LineFile
+from nip_ray.storage.files import LineFile, lines_of, sealed, unsealed
 from nip_ray.text.costs.prices import NOTHING, Amount, ModelSpending, Spending
 from nip_ray.text.providers.interface import MAX_WAIT_S, FineTuneBackend, InDoubt, backoff_s
 
@@ -60,7 +58,7 @@ class Journal:
 
         Raises UserError when it cannot be written, and for every later call on this object; RuntimeError when it is closed.
         """
-        line = _line({"kind": kind, **fields})
+        line = sealed({"kind": kind, **fields}, VERSION)
         with self._guard:
             if self._failed is not None:  # whoever shares it learns the reason, not that it is closed
                 raise UserError(*self._failed.args)
@@ -103,20 +101,9 @@ def read_journal(path: Path | str) -> list[Entry]:
     return _read(Path(path))[0]
 
 
-def _line(entry: Entry) -> bytes:
-    """The one way in which an entry is written."""
-    text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return f'{{"crc":{zlib.crc32(text.encode())},"entry":{text},"version":{VERSION}}}\n'.encode()
-
-
 def _read(path: Path) -> tuple[list[Entry], int]:
     """The entries, and the length in bytes of the whole lines that hold them."""
-    try:
-        lines = io.BytesIO(path.read_bytes()).readlines()
-    except FileNotFoundError:
-        return [], 0
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    lines = lines_of(path)
     if lines and (not lines[-1].endswith(b"\n") or b"\0" in lines[-1]):
         lines.pop()
     entries = [_parse(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
@@ -124,17 +111,13 @@ def _read(path: Path) -> tuple[list[Entry], int]:
 
 
 def _parse(line: bytes, where: str) -> Entry:
-    damaged = UserError(f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were paid for")
     try:
-        row = json.loads(line)
-        version, entry = row["version"], row["entry"]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        raise damaged from None
-    if type(version) is int and version > VERSION:
-        raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
-    if not isinstance(entry, dict) or "kind" not in entry or line != _line(entry):
-        raise damaged
-    return entry
+        entry = unsealed(line, VERSION, where)
+        if isinstance(entry, dict) and "kind" in entry:
+            return entry
+    except ValueError:
+        pass
+    raise UserError(f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were paid for")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,14 +35,14 @@ from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.serving.hangs import ActorWatch
-from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.costs.budget import Budget, Reservation, Throttle
+from nip_ray.text.costs.budget import Budget, BudgetLike, Reservation, Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
+from nip_ray.text.costs.shared import SharedLimiter, limiter_of
 from nip_ray.text.dialogues.records import ClientPool, total
-from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
+from nip_ray.text.dialogues.rollout_workers import RolloutWorkers
 from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
@@ -172,21 +173,16 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
     check_room(config, scenario, items["train"])
     _check_examples(config, scenario, items["train"][0])
-    return Prepared(kind, scenario, items, *_stored_roles(run_dir))
+    if run_dir is None or not (run_dir / ROLES).exists():
+        return Prepared(kind, scenario, items)
+    with RunFolder.open(run_dir) as folder:
+        stored = folder.read_json(ROLES)
+    return Prepared(kind, scenario, items, tuple(stored["roles"]), tuple(stored.get("speakers", ())))
 
 
 def store_roles(folder: RunFolder, roles: Sequence[str], speakers: Sequence[str]) -> None:
     """Keep the roles that the episodes of a run draw, and of whom one has a turn in each, for whoever continues it."""
     folder.write_json(ROLES, {"roles": list(roles), "speakers": list(speakers)})
-
-
-def _stored_roles(run_dir: Path | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(roles, speakers)."""
-    if run_dir is None or not (run_dir / ROLES).exists():
-        return (), ()
-    with RunFolder.open(run_dir) as folder:
-        stored = folder.read_json(ROLES)
-    return tuple(stored["roles"]), tuple(stored.get("speakers", ()))
 
 
 def _refuse_half_characters(items: Mapping[str, Sequence[Any]], kind: LanguageScenarioKind) -> None:
@@ -241,7 +237,7 @@ class Parts:
         write_word_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
-        self._budget = Budget(config.budget, spent)
+        self._budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
         self.clients = ClientPool(config, folder.path, self._budget, self._hosts, _shared_limiters(config) if in_trial else {})
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
@@ -282,17 +278,17 @@ class Parts:
 
     def spending(self) -> Spending:
         """What the run has cost so far; what jobs under way can cost is uncertain."""
-        found = self._budget.spending if self._workers is None else self._workers.spending()
+        found = self._budget.spending
         found.uncertain += under_way(self.journal.entries())
         return found
 
     async def reserve_for_jobs(self, amount: Amount) -> Reservation:
         """Set money aside for jobs. Raises BudgetExhausted."""
-        return await (self._budget if self._workers is None else self._workers).reserve_for_jobs(amount)
+        return await self._budget.reserve_for_jobs(amount)
 
     def book(self, spending: Spending) -> None:
         """Book what was spent without a reservation."""
-        (self._budget if self._workers is None else self._workers).book(spending)
+        self._budget.book(spending)
 
     def new_bills(self, key: str) -> Spending:
         """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""
@@ -451,7 +447,9 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
     Raises UserError for missing libraries.
     """
     local = {name: provider for name in names if provider_of(provider := config.providers[name]).start is not None}
-    start_ray(config.runtime, _cpus(config, list(local.values())))
+    talking = max(config.talk.num_talkers * config.talk.num_cpus_per_talker, 1.0) if config.talk.num_talkers else 0.0
+    actors = sum(actor["CPU"] for provider in local.values() for actor in provider.actors)
+    start_ray(config.runtime, actors + sum(provider.training_workers for provider in local.values()) + talking)
     hosts: dict[str, Any] = {}
     watches: list[ActorWatch] = []
     try:
@@ -474,11 +472,5 @@ def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
 
     if not ray.is_initialized():  # a trial that nobody scheduled, alone in its process
         return {}
-    return {name: shared_limiter(provider) for name, provider in speaking_providers(config).items() if provider.limits is not None}
-
-
-def _cpus(config: TextExperimentConfig, started: Sequence[ProviderSettings]) -> float:
-    talking = config.talk.num_talkers * config.talk.num_cpus_per_talker
-    actors = sum(actor["CPU"] for provider in started for actor in provider.actors)
-    workers = sum(provider.training_workers for provider in started)
-    return actors + workers + (max(talking, 1.0) if config.talk.num_talkers else 0.0)
+    limited = {name: provider for name, provider in speaking_providers(config).items() if provider.limits is not None}
+    return {name: SharedLimiter(limiter_of(provider), partial(limiter_of, provider)) for name, provider in limited.items()}

@@ -20,9 +20,6 @@ from typing import Any, Protocol
 from nip_ray.settings.providers import BudgetSettings
 from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd
 
-MAX_LEASED_SHARE = 8
-"""Ahead of its needs a worker is lent at most 1 / this of what is left."""
-
 
 class Reservation:
     """Money set aside for one call or job. Exactly one of `settle`, `lose` and `release` ends it; later ones do nothing."""
@@ -55,12 +52,25 @@ class Reservation:
 
 
 class BudgetLike(Protocol):
-    """What calls are paid from: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
+    """What calls and jobs are paid from: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
 
     in_usd: bool
 
+    @property
+    def spending(self) -> Spending:
+        """See `Budget.spending`."""
+        ...
+
     async def reserve(self, amount: Amount) -> Reservation:
         """Set `amount` aside. Raises BudgetExhausted when that much is not left."""
+        ...
+
+    async def reserve_for_jobs(self, amount: Amount) -> Reservation:
+        """See `Budget.reserve_for_jobs`."""
+        ...
+
+    def book(self, spending: Spending) -> None:
+        """See `Budget.book`."""
         ...
 
 
@@ -108,7 +118,8 @@ class Budget:
         with self._lock:
             if not self._waiting and self._fits(self._reserved + amount):
                 return self._take(amount)
-            self._refuse_unaffordable(amount)
+            if not self._fits(self._held + amount):
+                raise BudgetExhausted(self._message(amount))
             future: Future[Reservation] = Future()
             self._waiting.append((amount, future))
         try:
@@ -132,12 +143,6 @@ class Budget:
         with self._lock:
             self._held -= released
         self.settle(released, spending)
-
-    def try_reserve(self, amount: Amount) -> Reservation | None:
-        """Set `amount` aside if that takes nothing from those who wait and at most a small share of what is left, else None."""
-        with self._lock:
-            room = not self._waiting and self._fits(self._reserved + amount * MAX_LEASED_SHARE)
-            return self._take(amount) if room else None
 
     def settle(self, released: Amount, spending: Spending) -> None:
         """Give `released` back, which was set aside, and book what of it was spent; those who wait and can be served now are."""
@@ -176,10 +181,6 @@ class Budget:
                     future.set_exception(BudgetExhausted(self._message(amount)))
             else:
                 return
-
-    def _refuse_unaffordable(self, amount: Amount) -> None:
-        if not self._fits(self._held + amount):
-            raise BudgetExhausted(self._message(amount))
 
     def _message(self, amount: Amount) -> str:
         """used, held, asked and the least limit that would do, in the unit of the limit that is in the way."""
@@ -231,10 +232,10 @@ class Throttle(Protocol):
 class Bucket:
     """One token bucket; pure, times are given. level: what may go out now; negative after a call that was larger than the bucket."""
 
-    def __init__(self, per_minute: float | None, least: float, now: float) -> None:
-        """per_minute: how fast it fills (None: it is endless). least: what it can hold at least."""
+    def __init__(self, per_minute: float | None, now: float) -> None:
+        """per_minute: how fast it fills (None: it is endless)."""
         self.rate = math.inf if per_minute is None else per_minute / 60
-        self.capacity = max(least, self.rate * BURST_S)
+        self.capacity = max(1.0, self.rate * BURST_S)
         self.level, self._seen = self.capacity, now
 
     def wait(self, amount: float, now: float) -> float:
@@ -252,47 +253,8 @@ class Bucket:
             self.level = min(self.capacity, self.level - amount)
 
 
-class Limits:
-    """Both limits of one key and the pauses that its provider asked for; pure, times are given."""
-
-    def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float) -> None:
-        """None: no such limit."""
-        self._requests = Bucket(requests_per_minute, 1.0, now)
-        self._tokens = Bucket(tokens_per_minute, 1.0, now)
-        self._paused_until = -math.inf
-
-    def take(self, tokens: int, now: float) -> float:
-        """Take one call of so many tokens and return 0; or, where it may not go out yet, the seconds after which to ask again."""
-        wait = max(self._paused_until - now, self._requests.wait(1.0, now), self._tokens.wait(tokens, now))
-        if wait > 0:
-            return wait
-        self._requests.take(1.0)
-        self._tokens.take(tokens)
-        return 0.0
-
-    def put_back(self, calls: int, tokens: float) -> None:
-        """So many calls and tokens that were taken were not used (tokens below 0: more were used than taken)."""
-        self._requests.take(-calls)
-        self._tokens.take(-tokens)
-
-    def pause(self, until: float) -> None:
-        """No call before `until`; a pause never ends earlier for a later, shorter one."""
-        self._paused_until = max(self._paused_until, until)
-
-    def tighten(self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float) -> None:
-        """Keep these limits too."""
-        for name, limit in (("_requests", requests_per_minute), ("_tokens", tokens_per_minute)):
-            if limit is not None and limit / 60 < getattr(self, name).rate:
-                setattr(self, name, Bucket(limit, 1.0, now))
-
-    @property
-    def endless(self) -> bool:
-        """Whether nothing is limited."""
-        return math.isinf(self._requests.rate) and math.isinf(self._tokens.rate)
-
-
 class Limiter:
-    """The limits of one key within one event loop."""
+    """The limits of one key within one event loop, and the pauses that its provider asked for."""
 
     def __init__(
         self,
@@ -302,39 +264,34 @@ class Limiter:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         """None: no such limit (pauses are kept all the same). clock, sleep: for tests."""
-        self._limits = Limits(requests_per_minute, tokens_per_minute, clock())
         self._clock, self._sleep = clock, sleep
+        self._requests, self._tokens = Bucket(requests_per_minute, clock()), Bucket(tokens_per_minute, clock())
+        self._paused_until = -math.inf
         self._turn = asyncio.Lock()  # its waiters are served in order
-
-    @property
-    def endless(self) -> bool:
-        """See `Limits.endless`."""
-        return self._limits.endless
-
-    def try_acquire(self, tokens: int) -> bool:
-        """Whether the call may go out at once and nobody waits; it then counts as gone."""
-        return not self._turn.locked() and self._limits.take(tokens, self._clock()) <= 0
 
     async def acquire(self, tokens: int) -> None:
         """See `Throttle.acquire`."""
-        if self.try_acquire(tokens):
-            return
         async with self._turn:
-            while (wait := self._limits.take(tokens, self._clock())) > 0:
+            while (wait := self._wait(tokens, self._clock())) > 0:
                 await self._sleep(wait)
+            self._requests.take(1.0)
+            self._tokens.take(tokens)
 
     def correct(self, estimated: int, used: int) -> None:
         """See `Throttle.correct`."""
-        self._limits.put_back(0, estimated - used)
-
-    def put_back(self, calls: int, tokens: float) -> None:
-        """See `Limits.put_back`."""
-        self._limits.put_back(calls, tokens)
+        self._tokens.take(used - estimated)
 
     def pause(self, seconds: float) -> None:
-        """See `Throttle.pause`."""
-        self._limits.pause(self._clock() + seconds)
+        """See `Throttle.pause`; a pause never ends earlier for a later, shorter one."""
+        self._paused_until = max(self._paused_until, self._clock() + seconds)
 
     def tighten(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
-        """See `Limits.tighten`."""
-        self._limits.tighten(requests_per_minute, tokens_per_minute, self._clock())
+        """Keep these limits too."""
+        if requests_per_minute is not None and requests_per_minute / 60 < self._requests.rate:
+            self._requests = Bucket(requests_per_minute, self._clock())
+        if tokens_per_minute is not None and tokens_per_minute / 60 < self._tokens.rate:
+            self._tokens = Bucket(tokens_per_minute, self._clock())
+
+    def _wait(self, tokens: int, now: float) -> float:
+        """Seconds until a call of so many tokens may go out."""
+        return max(self._paused_until - now, self._requests.wait(1.0, now), self._tokens.wait(tokens, now))

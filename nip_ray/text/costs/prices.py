@@ -171,13 +171,6 @@ class Amount:
     def __sub__(self, other: "Amount") -> "Amount":
         return Amount(self.pusd - other.pusd, self.tokens - other.tokens)
 
-    def __mul__(self, times: int) -> "Amount":
-        return Amount(self.pusd * times, self.tokens * times)
-
-    def covers(self, other: "Amount") -> bool:
-        """Whether both parts are at least those of `other`."""
-        return self.pusd >= other.pusd and self.tokens >= other.tokens
-
 
 NOTHING = Amount()
 

@@ -1,12 +1,11 @@
-"""One budget, and the limits of one key, for many workers: actors that hand out parts of them.
+"""One budget, and the limits of one key, for many workers: actors that are asked before every call.
 
 Decisions that matter here:
-- workers share one budget through an actor that hands out leases. A lease covers several calls, so that a call rarely asks; a
-  worker without calls in flight gives all of its lease back, so that nobody waits for idle money. A worker that dies leaves its lease
-  to `forfeit`, which books it as uncertain;
-- they share the limits of a key through an actor that grants calls in lots, so that a call rarely asks; a lot is good for `LOT_S`
-  seconds, and what was not used goes back when the worker asks next. Without limits a lot is as good as endless, and asking every
-  `LOT_S` seconds only passes pauses on;
+- the actor of a budget keeps every open reservation and whose it is. Those of a worker that died count as uncertain (`forfeit`); what
+  such a worker had still told of them comes too late, and changes nothing;
+- the actor of a key's limits belongs to nobody in particular: whoever comes first makes it (in a sweep that is a trial), and when it has
+  ended with its maker, whoever asks next makes it again. Of pauses the new one knows nothing; providers say them again;
+- a worker asks for one call at a time, so that however many calls wait, the actors still hear of those that are over;
 - the key itself goes nowhere: the actor's name is made from hashes.
 """
 
@@ -14,26 +13,24 @@ import asyncio
 import hashlib
 import math
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
 from nip_ray.errors import TrainingError
-from nip_ray.settings.providers import BudgetSettings
+from nip_ray.secrets import secret
+from nip_ray.settings.providers import BudgetSettings, ProviderSettings
 from nip_ray.text.costs.budget import Budget, Clock, Limiter, Reservation
-from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending
+from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, Spending
 
-MAX_LEASED_CALLS = 64
-RETURN_S = 0.05
 PATIENCE_S = 900.0
 """After so long of waiting for other workers' reservations a budget counts as exhausted: one of them died."""
-LOT_S = 1.0
-MAX_LOT = 64
-ENDLESS = 10**9
-
-_GONE = "the actor that keeps the budget is gone; resume the run"
+_MAX_SEARCHES, _SEARCH_S = 60, 1.0
+"""For an actor that is gone: as long as Ray may take to notice that a node is."""
 
 
 class BudgetKeeper:
@@ -41,33 +38,37 @@ class BudgetKeeper:
 
     def __init__(self, settings: BudgetSettings, spent: Spending) -> None:
         self._budget = Budget(settings, spent)
-        self._lent: dict[str, Amount] = {}
+        self._numbers = count()
+        self._open: dict[int, tuple[str, Reservation]] = {}
+        self._deaths = Counter[str]()
 
-    async def lease(self, worker: str, released: Amount, told: Spending, need: Amount, ahead: Amount) -> Amount | str:
-        """First settles as `settle` does. Then `need`, and `ahead` more if that leaves enough to others; a message when that much is
-        not left.
-        """
-        await self.settle(worker, released, told)
+    async def reserve(self, worker: str, amount: Amount) -> int | str:
+        """The number of a reservation; a message when that much is not left."""
+        before = self._deaths[worker]
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._budget.reserve(need)
+                reservation = await self._budget.reserve(amount)
         except BudgetExhausted as error:
             return str(error)
         except TimeoutError:
             return "the budget is used up by calls that nobody finished; resume the run to have them counted from the records"
-        granted = need + ahead if self._budget.try_reserve(ahead) is not None else need
-        self._lent[worker] = self._lent.get(worker, Amount()) + granted
-        return granted
+        if self._deaths[worker] > before:  # nobody waits for it any more
+            reservation.release()
+            return "the worker that asked is gone"
+        number = next(self._numbers)
+        self._open[number] = worker, reservation
+        return number
 
-    async def settle(self, worker: str, released: Amount, told: Spending) -> None:
-        """Take back `released` of a worker's lease, of which `told` was spent."""
-        self._lent[worker] = self._lent.get(worker, Amount()) - released
-        self._budget.settle(released, told)
+    async def settle(self, number: int, spending: Spending) -> None:
+        """Book what of a reservation was spent; the rest is free."""
+        if number in self._open:
+            self._open.pop(number)[1].settle(spending)
 
     async def forfeit(self, worker: str) -> None:
         """A worker is gone: all that it holds may be spent."""
-        lost = self._lent.pop(worker, Amount())
-        self._budget.settle(lost, Spending(uncertain=lost))
+        self._deaths[worker] += 1
+        for number in [number for number, (holder, _) in self._open.items() if holder == worker]:
+            self._open.pop(number)[1].lose()
 
     async def reserve_for_jobs(self, amount: Amount) -> str | None:
         """See `Budget.reserve_for_jobs`; the message of a refusal."""
@@ -86,7 +87,7 @@ class BudgetKeeper:
         return self._budget.spending
 
     async def reserved(self) -> Amount:
-        """What is lent now."""
+        """What is set aside now."""
         return self._budget.reserved
 
 
@@ -97,141 +98,69 @@ def budget_actor(settings: BudgetSettings, spent: Spending | None = None) -> Any
 
 
 class SharedBudget:
-    """A worker's share of a `budget_actor`, for the tasks of one event loop."""
+    """See `BudgetLike`; kept by a `budget_actor`, for the tasks of one event loop. Raises TrainingError when the actor is gone."""
 
     def __init__(self, keeper: Any, worker: str, in_usd: bool) -> None:
         """worker: its name, unique in the run. in_usd: `budget.usd` is set."""
         self.in_usd = in_usd
         self._keeper, self._worker = keeper, worker
-        self._free, self._told = Amount(), Spending()
-        self._in_flight = self._since_lease = 0
         self._turn = asyncio.Lock()
-        self._return_due: asyncio.TimerHandle | None = None
-        self._sending: set[asyncio.Future[None]] = set()
+        self._telling: set[asyncio.Future[None]] = set()
+
+    @property
+    def spending(self) -> Spending:
+        """What the run has cost so far."""
+        return ray.get(self._keeper.spending.remote())
 
     async def reserve(self, amount: Amount) -> Reservation:
-        """See `BudgetLike`. Raises TrainingError when the actor is gone."""
-        if not self._turn.locked() and self._free.covers(amount):
-            return self._take(amount)
+        """See `Budget.reserve`."""
         async with self._turn:
-            if not self._free.covers(amount):
-                await self._lease(amount)
-            return self._take(amount)
+            asked = asyncio.ensure_future(_answer(self._keeper.reserve.remote(self._worker, amount)))
+            try:
+                number = await asyncio.shield(asked)
+            except asyncio.CancelledError:
+                asked.add_done_callback(self._give_back)
+                raise
+        if isinstance(number, str):
+            raise BudgetExhausted(number)
+        return Reservation(amount, lambda _, spending: self._settle(number, spending))
 
-    async def flush(self) -> None:
-        """Tell the actor of everything that was settled, and give back what is free. To be called before the event loop ends."""
-        self._send_report()
-        await asyncio.gather(*self._sending)  # the actor may take them in another order than they were sent
-
-    def _take(self, amount: Amount) -> Reservation:
-        self._free -= amount
-        self._in_flight += 1
-        self._since_lease += 1
-        return Reservation(amount, self._close)
-
-    async def _lease(self, amount: Amount) -> None:
-        """Enough for one call of this size, and if possible for twice as many more as the last lease served.
-
-        What is free goes back first: were it kept, two workers could wait for each other's leavings.
-        """
-        calls, self._since_lease = min(MAX_LEASED_CALLS, 2 * self._since_lease), 0
-        asked = asyncio.ensure_future(self._ask(amount, amount * calls))
-        try:
-            refusal = await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            asked.add_done_callback(lambda done: done.exception() or self._return_idle())  # what comes now is for nobody
-            raise
+    async def reserve_for_jobs(self, amount: Amount) -> Reservation:
+        """See `Budget.reserve_for_jobs`."""
+        refusal = await _answer(self._keeper.reserve_for_jobs.remote(amount))
         if refusal is not None:
             raise BudgetExhausted(refusal)
+        return Reservation(amount, lambda released, spending: ray.get(self._keeper.let_go.remote(released, spending)))
 
-    async def _ask(self, need: Amount, ahead: Amount) -> str | None:
-        """Add to what is free; the message of a refusal."""
-        try:
-            granted = await self._keeper.lease.remote(self._worker, *self._report(), need, ahead)
-        except RayActorError:
-            raise TrainingError(_GONE) from None
-        if isinstance(granted, str):
-            return granted
-        self._free += granted
-        return None
+    def book(self, spending: Spending) -> None:
+        """See `Budget.book`."""
+        ray.get(self._keeper.let_go.remote(NOTHING, spending))
 
-    def _close(self, amount: Amount, spending: Spending) -> None:
-        self._free += amount - spending.at_most
-        self._told.add(spending)
-        self._in_flight -= 1
-        self._return_idle()
+    async def flush(self) -> None:
+        """Return when the actor knows of all that was settled. To be called before the event loop ends."""
+        await asyncio.gather(*self._telling)
 
-    def _return_idle(self) -> None:
-        """In a moment, give back what is free if it is of no use: nothing is in flight, or it does not do for the next call."""
-        if self._return_due is None and self._is_idle():
-            self._return_due = asyncio.get_running_loop().call_later(RETURN_S, self._return_now)
+    def _settle(self, number: int, spending: Spending) -> None:
+        telling = asyncio.ensure_future(_answer(self._keeper.settle.remote(number, spending)))
+        self._telling.add(telling)
+        telling.add_done_callback(self._told)
 
-    def _return_now(self) -> None:
-        self._return_due = None
-        if self._is_idle():
-            self._send_report()
+    def _told(self, telling: "asyncio.Future[None]") -> None:
+        self._telling.discard(telling)
+        if not telling.cancelled():
+            telling.exception()  # the next call fails by the same, and says so
 
-    def _send_report(self) -> None:
-        sending = asyncio.ensure_future(self._settle(*self._report()))
-        self._sending.add(sending)
-        sending.add_done_callback(self._sent)
-
-    def _sent(self, sending: "asyncio.Future[None]") -> None:
-        self._sending.discard(sending)
-        if not sending.cancelled():
-            sending.exception()  # the next call fails by the same, and says so
-
-    async def _settle(self, released: Amount, told: Spending) -> None:
-        try:
-            await self._keeper.settle.remote(self._worker, released, told)
-        except RayActorError:
-            raise TrainingError(_GONE) from None
-
-    def _is_idle(self) -> bool:
-        return self._in_flight == 0 or self._turn.locked()
-
-    def _report(self) -> tuple[Amount, Spending]:
-        """What leaves this worker: all that is spent and all that is free; and what of it was spent."""
-        released, told = self._told.at_most + self._free, self._told
-        self._free, self._told = Amount(), Spending()
-        return released, told
+    def _give_back(self, asked: "asyncio.Future[int | str]") -> None:
+        """What was asked for came, and nobody wants it any more."""
+        if not asked.cancelled() and asked.exception() is None and isinstance(number := asked.result(), int):
+            self._settle(number, Spending())
 
 
-@dataclass(frozen=True)
-class Lot:
-    """What a worker was granted: `calls` calls of together `tokens` tokens."""
-
-    calls: int
-    tokens: float
-
-
-class LimitKeeper:
-    """The actor behind `SharedLimiter`; made by `limiter_actor`."""
-
-    def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
-        self._limiter = Limiter(requests_per_minute, tokens_per_minute)
-
-    async def grant(self, tokens: int, calls: int, unused: Lot) -> Lot:
-        """One call of so many tokens, as soon as it may go out and all who asked before were served, and up to `calls` - 1 more.
-
-        unused: what is left of the worker's last lot; its tokens are below 0 when it used more.
-        """
-        self._limiter.put_back(unused.calls, unused.tokens)
-        await self._limiter.acquire(tokens)
-        if self._limiter.endless:
-            return Lot(ENDLESS, math.inf)
-        granted = 1
-        while granted < calls and self._limiter.try_acquire(tokens):
-            granted += 1
-        return Lot(granted, granted * tokens)
-
-    async def pause(self, seconds: float) -> None:
-        """See `Throttle.pause`."""
-        self._limiter.pause(seconds)
-
-    async def tighten(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
-        """See `Limits.tighten`."""
-        self._limiter.tighten(requests_per_minute, tokens_per_minute)
+async def _answer(asked: Any) -> Any:
+    try:
+        return await asked
+    except RayActorError:
+        raise TrainingError("the actor that keeps the budget is gone; resume the run") from None
 
 
 def limiter_name(base_url: str, api_key: str) -> str:
@@ -241,11 +170,11 @@ def limiter_name(base_url: str, api_key: str) -> str:
 
 
 def limiter_actor(base_url: str, api_key: str, requests_per_minute: float | None = None, tokens_per_minute: float | None = None) -> Any:
-    """The actor that keeps the limits of this key at this address; made by the driver, workers get the handle.
+    """The actor, a `Limiter`, that keeps the limits of this key at this address; made by the driver, workers get the handle.
 
     A job has one for each key: asked again, it gives the same actor, which then keeps the stricter of both limits.
     """
-    keeper: Any = ray.remote(LimitKeeper)
+    keeper: Any = ray.remote(Limiter)
     handle = keeper.options(
         name=limiter_name(base_url, api_key), get_if_exists=True, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
     ).remote(requests_per_minute, tokens_per_minute)
@@ -253,57 +182,43 @@ def limiter_actor(base_url: str, api_key: str, requests_per_minute: float | None
     return handle
 
 
-class SharedLimiter:
-    """A worker's share of a `limiter_actor`, for the tasks of one event loop."""
+def limiter_of(provider: ProviderSettings) -> Any:
+    """The `limiter_actor` of the provider's key. Raises UserError for a missing key."""
+    address, variable = str(provider.address or type(provider).__name__).rstrip("/"), getattr(provider, "api_key_variable", None)
+    return limiter_actor(address, "" if variable is None else secret(variable, address), *(provider.limits or (None, None)))
 
-    def __init__(self, keeper: Any, clock: Clock = time.monotonic) -> None:
-        """clock: for tests."""
-        self._keeper, self._clock = keeper, clock
-        self._calls, self._tokens, self._until = 0, 0.0, -math.inf
-        self._since_lot = self._extra_tokens = 0
+
+class SharedLimiter:
+    """See `Throttle`; kept by a `limiter_actor`. One that is gone is made again, or found if somebody else was quicker."""
+
+    def __init__(self, keeper: Any, again: Callable[[], Any], clock: Clock = time.monotonic) -> None:
+        """keeper: handle of the actor. again: finds or makes it; called in a thread. clock: for tests."""
+        self._keeper, self._again, self._clock = keeper, again, clock
         self._paused_until = -math.inf
         self._turn = asyncio.Lock()
 
     async def acquire(self, tokens: int) -> None:
-        """See `Throttle.acquire`. Raises TrainingError when the actor is gone for good."""
-        if not self._turn.locked() and self._take(tokens):
-            return
+        """See `Throttle.acquire`. Raises TrainingError when the actor cannot be made again."""
         async with self._turn:
-            while not self._take(tokens):
-                await self._ask(tokens)
+            for _ in range(_MAX_SEARCHES):
+                try:
+                    await self._keeper.acquire.remote(tokens)
+                    break
+                except RayActorError:
+                    try:
+                        self._keeper = await asyncio.to_thread(self._again)
+                    except RayActorError:  # for a moment the name still stands for the one that is gone
+                        await asyncio.sleep(_SEARCH_S)
+            else:
+                raise TrainingError(f"the actor that keeps the rate limits was made again {_MAX_SEARCHES} times in vain; resume the run")
+            if (wait := self._paused_until - self._clock()) > 0:  # it was granted before the actor knew of the pause
+                await asyncio.sleep(wait)
 
     def correct(self, estimated: int, used: int) -> None:
-        """See `Throttle.correct`; told with the next lot."""
-        self._extra_tokens += used - estimated
+        """See `Throttle.correct`."""
+        self._keeper.correct.remote(estimated, used)
 
     def pause(self, seconds: float) -> None:
         """See `Throttle.pause`."""
-        self._until = -math.inf
         self._paused_until = max(self._paused_until, self._clock() + seconds)
         self._keeper.pause.remote(seconds)
-
-    def _take(self, tokens: int) -> bool:
-        if self._calls < 1 or self._tokens < tokens or self._clock() >= self._until:
-            return False
-        self._calls -= 1
-        self._tokens -= tokens
-        self._since_lot += 1
-        return True
-
-    async def _ask(self, tokens: int) -> None:
-        """A lot for this call, and if possible for twice as many more as the last lot served."""
-        calls, self._since_lot = min(MAX_LOT, 1 + 2 * self._since_lot), 0
-        try:
-            lot = await self._keeper.grant.remote(tokens, calls, self._unused())
-        except RayActorError:
-            raise TrainingError("the actor that keeps the rate limits is gone; resume the run") from None
-        if (wait := self._paused_until - self._clock()) > 0:  # it was granted before the actor knew of the pause
-            await asyncio.sleep(wait)
-        self._calls, self._tokens, self._until = lot.calls, lot.tokens, self._clock() + LOT_S
-
-    def _unused(self) -> Lot:
-        """What is left of the last lot, taken out of it."""
-        endless = math.isinf(self._tokens)
-        unused = Lot(0 if endless else self._calls, (0.0 if endless else self._tokens) - self._extra_tokens)
-        self._calls, self._tokens, self._extra_tokens = 0, 0.0, 0
-        return unused

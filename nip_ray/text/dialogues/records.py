@@ -30,7 +30,7 @@ from typing import Any, get_args
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.storage.files import LineFile
+from nip_ray.storage.files import LineFile, check_version, lines_of
 from nip_ray.text.costs.budget import BudgetLike, Limiter, Throttle
 from nip_ray.text.costs.prices import (
     NOTHING,
@@ -105,7 +105,11 @@ class RecordedChat:
         """The recorded reply under this key, or the client's. Raises UserError when the recorded one answers another request."""
         known = self._known.get(request.key)
         if known is not None and known.reply is not None:
-            _check_same(known, request)
+            if known.request != fingerprint(request):
+                raise UserError(
+                    f"{known.where}: under the key {known.key!r} stands the reply to another request; model, prompt or settings have "
+                    "changed since. Go back to what they were, or start a new run"
+                )
             return known.reply
         if request.key in self._running:
             raise ValueError(f"two calls at once have the key {request.key!r}")
@@ -227,14 +231,6 @@ def fingerprint(request: ChatRequest) -> str:
     return hashlib.blake2b(_dumps(content).encode(), digest_size=8).hexdigest()
 
 
-def _check_same(known: CallRecord, request: ChatRequest) -> None:
-    if known.request != fingerprint(request):
-        raise UserError(
-            f"{known.where}: under the key {known.key!r} stands the reply to another request; model, prompt or settings have changed "
-            "since. Go back to what they were, or start a new run"
-        )
-
-
 def _reply_fields(reply: ChatReply) -> dict[str, Any]:
     told = {name: getattr(reply, name) for name in _TOLD}
     return {
@@ -257,10 +253,7 @@ def _files(folder: Path, iteration: int | None) -> list[Path]:
 
 
 def _read(path: Path) -> Iterator[CallRecord]:
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    lines = lines_of(path)
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and number == len(lines):
             return
@@ -273,9 +266,7 @@ def _read(path: Path) -> Iterator[CallRecord]:
 def _parse(line: bytes, where: str) -> CallRecord:
     try:
         row = json.loads(line)
-        version = row["version"]
-        if type(version) is int and version > VERSION:
-            raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+        check_version(row["version"], VERSION, where)
         return _record(row, where)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise UserError(f"{where} is damaged ({type(error).__name__}: {error}); mend it or go back to a copy of the file") from None
@@ -363,27 +354,12 @@ class ClientPool:
 
     def client(self, name: str) -> ChatClient:
         """A client of the provider `name`. Raises UserError for a missing key or library."""
-        talk = self.config.talk
-        return chat_client(
-            Connection(
-                self.config.providers[name],
-                name,
-                self.run_dir,
-                self.hosts.get(name),
-                self.config.seed,
-                talk.max_in_flight,
-                self.budget,
-                self._throttle(name),
-            )
-        )
+        provider, run_dir, seed, most = self.config.providers[name], self.run_dir, self.config.seed, self.config.talk.max_in_flight
+        throttle = self.throttles.setdefault(name, Limiter(*(provider.limits or (None, None))))
+        return chat_client(Connection(provider, name, run_dir, self.hosts.get(name), seed, most, self.budget, throttle))
 
     def _recorded(self, name: str, iteration: int) -> RecordedChat:
         writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
         provider = self.config.providers[name]
         prices = price_list(provider, self.budget.in_usd)
         return RecordedChat(self.client(name), self.run_dir, iteration, writer, prices, provider.name)
-
-    def _throttle(self, name: str) -> Throttle:
-        if name not in self.throttles:
-            self.throttles[name] = Limiter(*(self.config.providers[name].limits or (None, None)))
-        return self.throttles[name]

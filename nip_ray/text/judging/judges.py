@@ -214,7 +214,8 @@ def _questions(dialogues: Sequence[Dialogue], names: Sequence[str], asking: _Ask
         for agent, channel in pairs(asking.scenario.protocol, name):
             for index, dialogue in enumerate(dialogues):
                 said = transcript(dialogue, channel)
-                if _something_to_judge(said, agent, name) and not (name == ROLE and stance_in(asking.scenario, dialogue, agent) is None):
+                judged = any(sender == agent for sender, _ in (said[1:] if name == "follow_up" else said))
+                if judged and not (name == ROLE and stance_in(asking.scenario, dialogue, agent) is None):
                     request = _request(_Place(name, index, dialogue, agent, channel), said, asking)
                     yield Question(name, index, agent, channel, request)
 
@@ -232,10 +233,6 @@ def transcript(dialogue: Dialogue, channel: str) -> list[tuple[str, str]]:
     """(sender, message) of all that was written to `channel`, in the order of rounds; empty messages are left out."""
     said = [(turn.agent, turn.messages.get(channel, "")) for turns in dialogue.rounds for turn in turns]
     return [(agent, text) for agent, text in said if text.strip()]
-
-
-def _something_to_judge(said: Sequence[tuple[str, str]], agent: str, name: str) -> bool:
-    return any(sender == agent for sender, _ in (said[1:] if name == "follow_up" else said))
 
 
 def _request(place: _Place, said: Sequence[tuple[str, str]], asking: _Asking) -> ChatRequest:

@@ -152,9 +152,13 @@ class OpenAIChat:
     async def _listed(self) -> list[str] | None:
         """The models that the service lists, none of them where the list cannot be read; None where it has none."""
         try:
-            return _ids(await self._get("/models"))
+            body = await self._get("/models")
         except (Refused, TrainingError):
             return []
+        rows = body.get("data") if isinstance(body, dict) else None
+        if not isinstance(rows, list):
+            return None
+        return [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
 
     async def _is_listed(self, name: str) -> bool:
         try:
@@ -186,18 +190,15 @@ class OpenAIChat:
     async def _send(self, request: ChatRequest) -> Any:
         """The parsed body of a success, or a Failure."""
         try:
-            return await self._post(request)
+            options: Any = {"headers": {"Idempotency-Key": idempotency_key(request.key)}}
+            async with asyncio.timeout(self._provider.timeout_s):
+                body = self._body(request)
+                response = await self._service.sdk.post("/chat/completions", cast_to=self._service.raw, body=body, options=options)
+                return json.loads(response.content)
         except self._service.errors as error:
             return self._service.failure(error, request.model)
         except UnicodeEncodeError:
             return Failure("user", f"a message of {request.agent or 'the chat'} holds half of a surrogate pair, which no request can hold")
-
-    async def _post(self, request: ChatRequest) -> Any:
-        options: Any = {"headers": {"Idempotency-Key": idempotency_key(request.key)}}
-        async with asyncio.timeout(self._provider.timeout_s):
-            body = self._body(request)
-            response = await self._service.sdk.post("/chat/completions", cast_to=self._service.raw, body=body, options=options)
-            return json.loads(response.content)
 
     async def _is_refused_for_words(self, call: _Call, failure: Failure) -> bool:
         """Whether the call was refused for what stands in it, so that others may be answered. What asking that costs is uncertain."""
@@ -321,14 +322,6 @@ class OpenAIChat:
 def _form(request: ChatRequest) -> tuple[str, str, int]:
     """What calls have in common whose settings are the same."""
     return request.model, request.agent, request.max_tokens
-
-
-def _ids(body: Any) -> list[str] | None:
-    """The names in a list of models, None when it is none."""
-    rows = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(rows, list):
-        return None
-    return [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
 
 
 def _read_reply(body: Any, call: _Call) -> ChatReply | None:

@@ -33,28 +33,14 @@ _NOT_READY = re.compile(
     r"not (yet )?ready|(still|currently) (being )?(process|validat)|being processed|try again (later|tomorrow)|rate.?limit|daily limit",
     re.IGNORECASE,
 )
-_STATUS: dict[str, JobStatus] = {
-    "validating_files": "pending",
-    "queued": "pending",
-    "pending": "pending",
-    "created": "pending",
-    "started": "pending",
-    "notrunning": "pending",
-    "validating": "pending",
-    "validated": "pending",
-    "running": "running",
-    "paused": "running",
-    "succeeded": "succeeded",
-    "completed": "succeeded",
-    "success": "succeeded",
-    "failed": "failed",
-    "failed_validation": "failed",
-    "error": "failed",
-    "user_error": "failed",
-    "expired": "failed",
-    "cancelled": "cancelled",
-    "canceled": "cancelled",
+_WORDS: dict[JobStatus, str] = {
+    "pending": "validating_files queued pending created started notrunning validating validated",
+    "running": "running paused",
+    "succeeded": "succeeded completed success",
+    "failed": "failed failed_validation error user_error expired",
+    "cancelled": "cancelled canceled",
 }
+_STATUS: dict[str, JobStatus] = {word: status for status, words in _WORDS.items() for word in words.split()}
 _STOPPING = ("cancelling", "canceling", "cancel_requested", "cancellation_requested", "pausing", "resuming")
 """Status of jobs that run."""
 

@@ -27,7 +27,6 @@ from nip_ray.config.rules import check
 from nip_ray.config.text_rules import groups
 from nip_ray.errors import UserError
 from nip_ray.learning.token_losses import AgentTurns, clipped_surrogate, loss_of
-from nip_ray.play.dialogue import Dialogue
 from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder
@@ -84,9 +83,6 @@ def check_text_algorithm(settings: Any) -> None:
         raise UserError(f"algorithm {settings.name!r}: " + "; ".join(dict.fromkeys(faults)))
 
 
-# ----------------------------------------------------------------------------------------------------------------- runs
-
-
 def _config(settings: Any, on_tokens: bool) -> TextExperimentConfig:
     """A small experiment by these settings, but for how much is played and how it is warmed up."""
     small: dict[str, Any] = {"num_test_items": 2, "num_test_repeats": 1, "format_warmup": 0}
@@ -122,31 +118,25 @@ def _run(config: TextExperimentConfig, prepared: Prepared, path: Path, stop: boo
 
 def _run_faults(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, whole: Path, stopped: Path) -> Iterator[str]:
     """Figures are finite, somebody learns, and to be stopped changes nothing."""
-    rows, others = ([_figures(row) for row in _rows(path)] for path in (whole, stopped))
-    for name, value in ((name, value) for row in rows for name, value in row.items()):
+    found: list[list[dict[str, Any]]] = []
+    for path in (whole, stopped):
+        with RunFolder.open(path) as folder:  # without what depends on the clock, or on names that jobs are given
+            kept = [{name: row[name] for name in row if not name.startswith(("time/", "cost/"))} for row in folder.metrics()]
+        found.append(kept)
+    rows, others = found
+    figures = [(name, value) for row in rows for name, value in row.items()]
+    for name, value in figures:
         if not isinstance(value, int | float) or not math.isfinite(value):
             yield f"{name} is {value!r}, expected a finite number"
-    learned = "grad_norm" if rule.advantages is not None else "examples"
-    if not any(value for row in rows for name, value in row.items() if name.startswith("learn/") and name.endswith(f"/{learned}")):
+    learned = "/grad_norm" if rule.advantages is not None else "/examples"
+    if not any(value for name, value in figures if name.startswith("learn/") and name.endswith(learned)):
         yield f"nobody learned anything in {config.iterations} iterations"
     if rows != others or _learned(config, rule, prepared, whole) != _learned(config, rule, prepared, stopped):
-        differing = next(
-            (name for one, other in zip(rows, others, strict=True) for name in one if one[name] != other.get(name)), "the rest"
-        )
+        pairs = ((name, one[name], other.get(name)) for one, other in zip(rows, others, strict=True) for name in one)
         yield (
-            f"a run that is stopped and resumed gives other figures ({differing}); "
+            f"a run that is stopped and resumed gives other figures ({next((name for name, a, b in pairs if a != b), 'the rest')}); "
             "use no state but the agent's and the memory of advantages, and draw from agent.random()"
         )
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    with RunFolder.open(path) as folder:
-        return folder.metrics()
-
-
-def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what depends on the clock, or on names that jobs are given."""
-    return {name: value for name, value in row.items() if not name.startswith(("time/", "cost/"))}
 
 
 def _learned(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, path: Path) -> list[Any]:
@@ -161,21 +151,25 @@ def _learned(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, p
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------ examples, pairs
-
-
 def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
-    """Of a rule with fine-tuning jobs."""
+    """Of a rule with fine-tuning jobs: what an agent learns to say, and is shown to have said, are usable replies of its own."""
     dialogues = [dialogue for one in played for dialogue in ([leaf.dialogue for leaf in leaves(one)] if isinstance(one, Node) else [one])]
-    found = 0
-    for name in prepared.scenario.protocol.agents:
+    turns, found = [turn for dialogue in dialogues for taken in dialogue.rounds for turn in taken], 0
+    protocol = prepared.scenario.protocol
+    for name in protocol.agents:
         agent, before = LearningAgent(name, prepared.scenario, settings, 0, 1), copy.deepcopy(list(played))
         made, again = _taught(rule, played, agent), _taught(rule, played, agent)
         if made != again:
             yield f"{_way(rule)} gives something else when it is asked again; draw from agent.random()"
         if list(played) != before:
             yield f"{_way(rule)} changes the dialogues that it is given"
-        yield from _borrowed(made, dialogues, agent)
+        own = {turn.raw for turn in turns if turn.agent == name and not turn.invalid}
+        own |= {prepared.scenario.verdict_text(y) for y in range(len(protocol.verdicts))} if name in protocol.verifiers else set()
+        for chat, replies in made:
+            if not own.issuperset([*replies, *(message["content"] for message in chat if message["role"] == "assistant")]):
+                yield f"{name!r} learns a reply that it never gave; learn an agent's own turns (agent.example)"
+            if not chat or chat[-1]["role"] == "assistant":
+                yield f"{name!r} learns from a chat that is empty or ends in a reply; make it by scenario.fenced_chat or training_chat"
         found += len(made)
     if not found:
         yield f"{_way(rule)} finds nothing to learn from in {len(dialogues)} dialogues of random replies"
@@ -193,23 +187,6 @@ def _way(rule: TextRule) -> str:
     return "examples" if rule.examples is not None else "pairs" if rule.pairs is not None else "advantages"
 
 
-def _borrowed(made: Sequence[tuple[Any, tuple[str, ...]]], dialogues: Sequence[Dialogue], agent: LearningAgent) -> Iterator[str]:
-    """What an agent learns to say, and what it is shown to have said, are usable replies of its own."""
-    turns = [turn for dialogue in dialogues for taken in dialogue.rounds for turn in taken]
-    own = {turn.raw for turn in turns if turn.agent == agent.name and not turn.invalid}
-    if agent.name in agent.scenario.protocol.verifiers:
-        own |= {agent.scenario.verdict_text(label) for label in range(len(agent.scenario.protocol.verdicts))}
-    for chat, replies in made:
-        said = [*replies, *(message["content"] for message in chat if message["role"] == "assistant")]
-        if any(text not in own for text in said):
-            yield f"{agent.name!r} learns a reply that it never gave; learn an agent's own turns (agent.example)"
-        if not chat or chat[-1]["role"] == "assistant":
-            yield f"{agent.name!r} learns from a chat that is empty or ends in a reply; make it by scenario.fenced_chat or training_chat"
-
-
-# ------------------------------------------------------------------------------------------------------------------ tokens
-
-
 def _token_faults(rule: TextRule, settings: Any) -> Iterator[str]:
     """Of a rule on tokens, on numbers at random, and on groups of one and of equal returns."""
     assert rule.advantages is not None
@@ -225,11 +202,7 @@ def _token_faults(rule: TextRule, settings: Any) -> Iterator[str]:
         if not number and not found.advantage_N.any():
             yield "advantages gives every turn 0"
         memory = dict(after)
-    yield from _loss_faults(rule, settings)
-
-
-def _loss_faults(rule: TextRule, settings: Any) -> Iterator[str]:
-    random = torch.Generator().manual_seed(1)
+    random.manual_seed(1)
     old_NT = -torch.rand(4, 3, generator=random)
     old_NT[0, 0] = -60.0  # a token that has become likely, by far
     mask_NT = torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
@@ -246,29 +219,27 @@ def _loss_faults(rule: TextRule, settings: Any) -> Iterator[str]:
         yield "loss has no gradient with respect to log_prob_NT that depends on the advantages"
 
 
-# ------------------------------------------------------------------------------------------------------------------ settings
-
-
 def _unread(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
-    """Keys of the rule's own that nothing reads."""
-    clip = [RatioClipSettings] if rule.loss is clipped_surrogate else []
+    """Keys of the rule's own that nothing reads, whatever is chosen for one of them: the rule does all that it does."""
+    clip, keys = [RatioClipSettings] if rule.loss is clipped_surrogate else [], keys_of(type(settings))
     common = {name for base in (TextTrainingSettings, TokenTrainingSettings, *clip) for name in keys_of(base)}
-    own = [name for name in keys_of(type(settings)) if name not in common and name not in _PLAYED]
-    seen: set[str] = set()
-    for chosen in [settings, *_variants(settings, own)]:
-        if not any(chosen.faults()):
-            _use(rule, _noting(chosen, seen), prepared, played)
+    own, seen = [name for name in keys if name not in common and name not in _PLAYED], set[str]()
+    variants = [settings]
     for name in own:
-        if name not in seen:
-            yield f"{name}: nothing reads this key; use it in {_way(rule)} or leave it out"
-
-
-def _variants(settings: Any, names: Sequence[str]) -> Iterator[Any]:
-    """The same with another choice for one key."""
-    for name in names:
-        annotation = keys_of(type(settings))[name].annotation
+        annotation = keys[name].annotation
         choices = get_args(annotation) if get_origin(annotation) is Literal else (True, False) if annotation is bool else ()
-        yield from (replace(settings, **{name: choice}) for choice in choices if choice != getattr(settings, name))
+        variants += [replace(settings, **{name: choice}) for choice in choices if choice != getattr(settings, name)]
+    for chosen in variants:
+        if any(chosen.faults()):
+            continue
+        noting = _noting(chosen, seen)
+        if rule.advantages is not None:
+            list(_token_faults(rule, noting))
+            continue
+        for name in prepared.scenario.protocol.agents:
+            _taught(rule, played, LearningAgent(name, prepared.scenario, noting, 0, 1))
+        rule.told(played, prepared.scenario.protocol, noting)
+    yield from (f"{name}: nothing reads this key; use it in {_way(rule)} or leave it out" for name in own if name not in seen)
 
 
 def _noting(settings: Any, seen: set[str]) -> Any:
@@ -282,13 +253,3 @@ def _noting(settings: Any, seen: set[str]) -> Any:
     for name in keys_of(type(settings)):
         object.__setattr__(made, name, getattr(settings, name))
     return made
-
-
-def _use(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> None:
-    """Have the rule do all that it does."""
-    if rule.advantages is not None:
-        list(_token_faults(rule, settings))
-        return
-    for name in prepared.scenario.protocol.agents:
-        _taught(rule, played, LearningAgent(name, prepared.scenario, settings, 0, 1))
-    rule.told(played, prepared.scenario.protocol, settings)

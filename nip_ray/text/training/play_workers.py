@@ -7,24 +7,19 @@ Decisions that matter here:
 - what an actor plays is a function of what it is given. So one that is lost is started again, and plays its share again.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
 
-from nip_ray.cluster.ray_session import first_words
 from nip_ray.cluster.resources import worker_bundle
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, speaking_providers
-from nip_ray.errors import TrainingError
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import LanguageScenario
-from nip_ray.serving.hangs import ActorWatch, watchable
-from nip_ray.serving.host import as_ours
 from nip_ray.serving.policies import Policy, model_for
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
@@ -32,9 +27,7 @@ from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.training.model_play import ModelPlay, Talk
 from nip_ray.text.training.past import PastAgents
-
-_MAX_DEATHS = 5
-"""Of an actor at one share, after which the run ends."""
+from nip_ray.text.worker_pool import Call, WorkerPool, parts_of
 
 
 class PlayWorker:
@@ -81,12 +74,9 @@ class PlayWorkers:
         self._weights: Any = None
         local = [provider for provider in speaking_providers(config).values() if isinstance(provider, LocalProvider)]
         threads = max(provider.threads for provider in local)
-        kind = watchable(PlayWorker)
         options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
-        made = kind.options(**options, max_restarts=-1, max_task_retries=_MAX_DEATHS)
-        self._actors = [made.remote(config.model_dump(mode="json"), run_dir.resolve(), threads) for _ in range(rule.num_rollout_workers)]
-        named = {f"rollout worker {number}": actor for number, actor in enumerate(self._actors)}
-        self._watch = ActorWatch(named, config.fault_tolerance.hang_timeout_s)
+        arguments = [(config.model_dump(mode="json"), run_dir.resolve(), threads)] * rule.num_rollout_workers
+        self.pool = WorkerPool(PlayWorker, options, arguments, config.fault_tolerance.hang_timeout_s)
 
     def take(self, weights: Mapping[str, Any]) -> None:
         """Play by these weights, by group, from here on."""
@@ -97,15 +87,15 @@ class PlayWorkers:
 
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """See `ModelPlay.play`. Raises TrainingError where an actor dies again and again at the same dialogues."""
-        shares = _shares(tasks, len(self._actors), self._size if split == "train" else 1)
-        left, known = self._bills.left, ray.put(scenario)
-        calls = [
-            actor.play.remote(self._weights, known, own, split, iteration, None if left is None else left * len(own) // len(tasks))
-            for actor, own in zip(self._actors, shares)
-        ]
+        left, known, weights = self._bills.left, ray.put(scenario), self._weights
+
+        def call(own: list[Task]) -> Call:
+            allowed = None if left is None else left * len(own) // len(tasks)
+            return lambda worker: worker.play.remote(weights, known, own, split, iteration, allowed)
+
+        shares = parts_of(tasks, len(self.pool.actors), self._size if split == "train" else 1)
         made = Talk([], [], {group: Use() for group in self._groups})
-        for number, call in enumerate(calls):
-            part: Talk = self._result(call, number)
+        for part in asyncio.run(self.pool.work([call(own) for own in shares])):
             made.replies += [replace(reply, place=reply.place + len(made.dialogues)) for reply in part.replies]
             made.dialogues += part.dialogues
             made.used = {group: use + part.used[group] for group, use in made.used.items()}
@@ -115,28 +105,9 @@ class PlayWorkers:
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`; by the weights that play."""
-        return self._result(self._actors[0].logprobs.remote(self._weights, group, list(turns)), 0)
+        calls = [lambda worker: worker.logprobs.remote(self._weights, group, list(turns))]
+        return asyncio.run(self.pool.work(calls))[0]
 
     def close(self) -> None:
         """End the actors."""
-        self._watch.close()
-        for actor in self._actors:
-            ray.kill(actor)
-
-    def _result(self, call: Any, number: int) -> Any:
-        try:
-            return ray.get(call)
-        except RayActorError as error:
-            said = first_words(str(error))
-            raise TrainingError(
-                f"rollout worker {number} died {_MAX_DEATHS + 1} times at the same dialogues ({said}); see Ray's logs, then resume the run"
-            ) from None
-        except RayError as error:
-            raise as_ours(error, "a rollout worker") from None
-
-
-def _shares(tasks: Sequence[Task], count: int, size: int) -> list[list[Task]]:
-    """At most `count` runs of consecutive tasks, about equally long, that keep `size` tasks together."""
-    units = -(-len(tasks) // size)
-    ends = [size * (units * part // count) for part in range(count + 1)]
-    return [list(tasks[begin:end]) for begin, end in pairwise(ends) if end > begin]
+        self.pool.close()

@@ -97,7 +97,13 @@ class PolicyGradientTrainer:
         self.models = {group: policy_for(config, group, folder.path) for group in self.groups}
         self.past = None if config.opponents is None else PastAgents(config, config.opponents, folder.path)
         learning = {group: self.models[group] for group in self._learners()}
-        self._playing = Playing(self._plays(), learning, self.groups, self._train_tasks)
+        if self.rule.num_rollout_workers:
+            from nip_ray.text.training.play_workers import PlayWorkers
+
+            plays: Plays = PlayWorkers(config, folder.path, self.models, self._bills)
+        else:
+            plays = ModelPlay(config, self.models, self._bills, None if self.past is None else self.past.load)
+        self._playing = Playing(plays, learning, self.groups, self._train_tasks)
         self._with_start: set[str] = set()
         self._warned: set[str] = set()
         self._continue_from_checkpoint()
@@ -273,8 +279,10 @@ class PolicyGradientTrainer:
         rule = self._rule_of(group, iteration)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
-        if rule.kl_coefficient:
-            self._keep_start(group)
+        if rule.kl_coefficient and group not in self._with_start:  # the model that its KL term is to: what it was after the warm-up
+            kept = self._folder(group, _start_name(group))
+            model.keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
+            self._with_start.add(group)
         told: list[dict[str, float]] = []
         if difference is not None:
             self._check_difference(group, difference)
@@ -469,15 +477,6 @@ class PolicyGradientTrainer:
     def _provider(self, group: str) -> ProviderSettings:
         return self.config.providers[self.agents[self.groups[group][0]].provider]
 
-    def _plays(self) -> Plays:
-        """Who plays: this process, or actors, for which Ray is started or joined."""
-        rule = self.rule
-        if not rule.num_rollout_workers:
-            return ModelPlay(self.config, self.models, self._bills, None if self.past is None else self.past.load)
-        from nip_ray.text.training.play_workers import PlayWorkers
-
-        return PlayWorkers(self.config, self.folder.path, self.models, self._bills)
-
     def _folder(self, group: str, name: str) -> Path:
         """Where a group's model is kept under a name."""
         return home_of(self.config, group, self.folder.path) / "models" / name
@@ -495,13 +494,6 @@ class PolicyGradientTrainer:
             kept = max(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
             ending = f"; `nip-ray resume {self.folder.path} --iterations {kept}` ends this one with its last checkpoint"
             raise type(error)(f"{place}: {error}{ending if kept else ''}") from None
-
-    def _keep_start(self, group: str) -> None:
-        """See to it that the model is there that the group's KL term is to: what it was after the warm-up."""
-        if group not in self._with_start:
-            kept = self._folder(group, _start_name(group))
-            self.models[group].keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
-            self._with_start.add(group)
 
 
 def _start_name(group: str) -> str:

@@ -40,7 +40,6 @@ from nip_ray.text.costs.prices import NOTHING, Amount, Spending
 from nip_ray.text.dialogues.runner import (
     Progress,
     StageContext,
-    Task,
     check_stage,
     grouped,
     read_dialogues,
@@ -235,13 +234,10 @@ class TextTrainer:
         """Those of an iteration, in order."""
         if self.rerun:
             return ["test"]
-        if not self._is_trained(last):
+        if not self.trained_groups() or (last and not self.rule.fine_tune_after_last):
             return ["sample", "log", "test"]
         middle: list[Stage] = ["create_jobs", "test"] if self.rule.test_while_fine_tuning else ["test", "create_jobs"]
         return ["sample", "log", *middle, "await_jobs"]
-
-    def _is_trained(self, last: bool) -> bool:
-        return bool(self.trained_groups()) and (not last or self.rule.fine_tune_after_last)
 
     def _is_tested(self, iteration: int) -> bool:
         last = iteration + 1 >= self.config.iterations
@@ -250,12 +246,9 @@ class TextTrainer:
     def _context(self, split: str) -> StageContext:
         return StageContext(self.state.run_id, self.config.seed, split, self.state.iteration, traces.place())
 
-    def _test_tasks(self) -> list[Task]:
-        rule = self.rule
-        return self.parts.drawn(test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats))
-
     async def _play_tests(self) -> None:
-        tasks, path = self._test_tasks(), rollout_file(self.folder.path, "test", self.state.iteration)
+        rule, path = self.rule, rollout_file(self.folder.path, "test", self.state.iteration)
+        tasks = self.parts.drawn(test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats))
         dialogues = await self.parts.play(self.state.models(), self._context("test"), tasks, progress=self.progress)
         write_dialogues(path, self.parts.scenario, tasks, dialogues)
         self._check_usable("test")
@@ -353,7 +346,8 @@ class TextTrainer:
         return done
 
     def _spec(self, group: str, made: FineTuningSet, data: bytes, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneSpec:
-        model = self._starting_model(group)
+        scratch, stands = language_agents(self.config)[self.groups[group][0]].fine_tune_from_scratch, self.state.groups[group]
+        model = stands.base if scratch else stands.model
 
         def key_of(attempt: int) -> str:
             return job_key(self.state.run_id, iteration, group, data, method, model, attempt)
@@ -372,11 +366,6 @@ class TextTrainer:
                 for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta", "nll_coefficient")
             },
         )
-
-    def _starting_model(self, group: str) -> str:
-        settings = language_agents(self.config)[self.groups[group][0]]
-        found = self.state.groups[group]
-        return found.base if settings.fine_tune_from_scratch else found.model
 
     def _known_job(self, key: str) -> FineTuneJob:
         """A job that an earlier stage made, as far as the journal knows it. Raises TrainingError where it has lost it."""

@@ -267,27 +267,55 @@ def test_workers_share_one_budget_to_the_last_token(ray_session: None) -> None:
         ray.kill(actor)
 
 
-def test_idle_leases_go_back_and_lost_ones_are_uncertain(ray_session: None) -> None:
+def test_what_a_lost_worker_held_is_uncertain(ray_session: None) -> None:
+    """Whatever reaches the actor late, of what was settled or of who waits, the limit holds."""
     keeper = budget_actor(BudgetSettings(tokens=1000))
 
     async def main() -> None:
         one, two = SharedBudget(keeper, "one", in_usd=False), SharedBudget(keeper, "two", in_usd=False)
-        for _ in range(4):  # leases grow with use
+        for _ in range(4):
             (await one.reserve(Amount(0, 10))).settle(spent(5))
         (await asyncio.wait_for(two.reserve(Amount(0, 980)), 30)).release()
         await asyncio.gather(one.flush(), two.flush())
-        await one.reserve(Amount(0, 300))  # and the worker dies
-        await keeper.forfeit.remote("one")
-        spending = await keeper.spending.remote()
-        assert spending.amount.tokens == 20
-        assert 300 <= spending.uncertain.tokens <= 980
+        lost, other = await one.reserve(Amount(0, 300)), await two.reserve(Amount(0, 500))
+        waiting = asyncio.create_task(one.reserve(Amount(0, 200)))
+        await asyncio.sleep(0.2)
+        await keeper.forfeit.remote("one")  # the worker dies
+        lost.settle(spent(7))
+        other.release()
+        with pytest.raises(BudgetExhausted, match="gone"):
+            await asyncio.wait_for(waiting, 30)
+        await asyncio.gather(one.flush(), two.flush())
+        assert (two.spending.amount.tokens, two.spending.uncertain.tokens) == (20, 300)
+        assert await keeper.reserved.remote() == Amount()
+        with pytest.raises(BudgetExhausted):
+            await two.reserve(Amount(0, 681))
+        (await one.reserve(Amount(0, 680))).release()  # the worker that comes after it
+        await one.flush()
+
+    asyncio.run(main())
+    ray.kill(keeper)
+
+
+def test_jobs_are_paid_from_the_shared_budget(ray_session: None) -> None:
+    keeper = budget_actor(BudgetSettings(tokens=100), spent(10))
+
+    async def main() -> None:
+        budget = SharedBudget(keeper, "", in_usd=False)
+        first, second = (await budget.reserve_for_jobs(Amount(0, 70))).split([Amount(0, 30), Amount(0, 40)])
+        with pytest.raises(BudgetExhausted, match="70 are reserved for fine-tuning jobs"):
+            await budget.reserve_for_jobs(Amount(0, 21))
+        first.settle(spent(20))
+        second.lose()
+        budget.book(spent(1))
+        assert (budget.spending.amount.tokens, budget.spending.uncertain.tokens) == (31, 40)
         assert await keeper.reserved.remote() == Amount()
 
     asyncio.run(main())
     ray.kill(keeper)
 
 
-def test_a_cancelled_lease_goes_back(ray_session: None) -> None:
+def test_a_cancelled_reservation_goes_back(ray_session: None) -> None:
     keeper = budget_actor(BudgetSettings(tokens=100))
 
     async def main() -> None:

@@ -11,7 +11,7 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_ray.text.costs.budget import Limiter, Limits
+from nip_ray.text.costs.budget import Limiter
 from nip_ray.text.costs.shared import SharedLimiter, limiter_actor, limiter_name
 from tests.text.chat_server import API_KEY
 
@@ -93,11 +93,12 @@ def test_no_minute_has_more_than_the_limit_and_one_burst(calls: list[tuple[float
 
 
 def test_a_pause_holds_for_all_and_the_longest_counts() -> None:
-    limits = Limits(None, None, 0.0)
-    limits.pause(5.0)
-    limits.pause(3.0)
-    assert limits.take(1, 2.0) == 3.0
-    assert limits.take(1, 5.0) == 0.0
+    time_ = Time()
+    made = Limiter(None, None, time_.clock, time_.sleep)
+    made.pause(5.0)
+    made.pause(3.0)
+    asyncio.run(time_.run(made.acquire(1)))
+    assert time_.now == 5.0
 
 
 def test_corrections_count() -> None:
@@ -125,7 +126,7 @@ class Caller:
     """Sends calls as a rollout worker does."""
 
     def __init__(self, keeper: Any) -> None:
-        self._limiter = SharedLimiter(keeper)
+        self._limiter = SharedLimiter(keeper, lambda: keeper)
 
     async def send(self, calls: int) -> list[float]:
         """When each went out."""

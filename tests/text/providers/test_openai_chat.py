@@ -125,7 +125,7 @@ def test_giving_up_says_why(server: ChatServer) -> None:
     server.plan = lambda attempt: "503"
     with pytest.raises(TrainingError, match=r"failed 3 times, last: .*503: error 503") as caught:
         complete(server, max_retries=2)
-    assert uncertain_of(caught.value) == WORST * 3
+    assert uncertain_of(caught.value) == WORST + WORST + WORST
     assert len(server.attempts) == 3
 
 

@@ -38,7 +38,12 @@ FINE_TUNED = (
 )
 Find = Callable[[Any], Any]
 CASES: dict[str, tuple[TextExperimentConfig, str, int, Find]] = {
-    "rollout worker": (load_config(CONFIGS / "ei_cv_offline.yaml", FINE_TUNED), "sample", 1, lambda made: made.parts._workers._workers[1]),
+    "rollout worker": (
+        load_config(CONFIGS / "ei_cv_offline.yaml", FINE_TUNED),
+        "sample",
+        1,
+        lambda made: made.parts._workers.pool.actors[1],
+    ),
     "chat actor": (load_config(CONFIGS / "ei_cv_offline.yaml", FINE_TUNED), "test", 0, lambda made: made.parts._hosts["local"].chat),
     "training actor": (
         load_config(CONFIGS / "ei_cv_offline.yaml", FINE_TUNED),
@@ -46,7 +51,7 @@ CASES: dict[str, tuple[TextExperimentConfig, str, int, Find]] = {
         0,
         lambda made: made.parts._hosts["local"].training,
     ),
-    "rollout worker of policy gradient": (config_of(num_rollout_workers=2), "sample", 1, lambda made: made._playing.plays._actors[1]),
+    "rollout worker of policy gradient": (config_of(num_rollout_workers=2), "sample", 1, lambda made: made._playing.plays.pool.actors[1]),
 }
 """The config, the stage and the iteration before which an actor is stopped, and who that is."""
 

@@ -165,7 +165,7 @@ def test_what_is_said_does_not_depend_on_where(
             while not trainer.state.over:
                 trainer.run_stage()
                 if places and trainer.state.iteration == 1:
-                    ray.kill(trainer._playing.plays._actors[1], no_restart=False)
+                    ray.kill(trainer._playing.plays.pool.actors[1], no_restart=False)
         finally:
             trainer.close()
     for file in ("000001.jsonl", "000003.jsonl", "test-000003.jsonl"):
