@@ -4,9 +4,8 @@ Decisions that matter here:
 - a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep), checkpoints with
   sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an experiment it keeps the config with
   every key, too (experiment.yaml), and continues by that whatever becomes of the file that was named;
-- a checkpoint holds weights, optimizers, replay, counters, statistics and the episodes in flight: a resumed run gives the numbers of one
-  that was never stopped, wherever the environment's state can be read (see `nip_ray.drivers.snapshots`), and all drivers can continue from
-  each other's.
+- a checkpoint holds weights, optimizers, replay, counters and statistics. A resumed run of an experiment gives the numbers of one that was
+  never stopped; Gymnasium's environments begin new episodes where it resumes. All drivers can continue from each other's checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
