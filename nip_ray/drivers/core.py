@@ -309,9 +309,6 @@ def evaluation_core(core: Core, parts: Sequence[Part] | None = None) -> Core:
     return Core(made, core.settings, core.seed)
 
 
-# ------------------------------------------------------------------------------------------------------------- making
-
-
 Environment = Any
 """A `Recipe`, `EnvironmentSettings`, or an environment with Gymnasium's vector interface, which its learners then share."""
 

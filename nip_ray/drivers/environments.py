@@ -189,7 +189,7 @@ class Copies:
         return led_to, reward, terminated, truncated, valid, infos
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the copies stand, in values that a checkpoint holds: of an environment with `state_dict` and `load_state_dict` of its own."""
+        """Where the copies stand, in values that a checkpoint holds; nothing where the environment has no `state_dict` of its own."""
         own = getattr(self.env, "state_dict", None)
         return {"state": own(), "observations": self.observations, "over": self.over} if callable(own) else {}
 
