@@ -65,13 +65,18 @@ class RandomHost(Player):
         return self.noise(points, self.classes, generator).masked_fill(self.unfit_1K, -1.0)
 
 
-class AllCoordinates(Player):
-    """All coordinates, always."""
+class Fixed(Player):
+    """The same order of preference in every game, the largest score first."""
+
+    score_1K: Tensor
+
+    def __init__(self, score_K: Tensor, dimension: int) -> None:
+        super().__init__(dimension)
+        self.register_buffer("score_1K", score_K.float()[None], persistent=False)  # no weight, so no part of a checkpoint
 
     def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """See the module."""
-        last_B = torch.full((len(points),), self.classes - 1, device=points.device)
-        return self.only(last_B, self.classes)
+        return self.score_1K.to(points.device).expand(len(points), -1)
 
 
 class Zeillinger(Player):
@@ -152,32 +157,20 @@ class RandomAgent(Player):
         return self.noise(points, self.dimension, generator)
 
 
-class ChooseFirst(Player):
-    """The smallest coordinate of the choice."""
-
-    def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """See the module."""
-        return -torch.arange(float(self.dimension), device=points.device).expand(len(points), -1)
-
-
-class ChooseLast(Player):
-    """The largest coordinate of the choice."""
-
-    def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """See the module."""
-        return torch.arange(float(self.dimension), device=points.device).expand(len(points), -1)
-
-
 HOSTS: dict[str, Callable[[int], Player]] = {
     "random": RandomHost,
     "random_all": lambda dimension: RandomHost(dimension, pairs=False),
-    "all_coordinates": AllCoordinates,
+    "all_coordinates": lambda dimension: Fixed(torch.arange(encode.num_choices(dimension)), dimension),  # the last class has them all
     "zeillinger": Zeillinger,
     "weak_spivakovsky": WeakSpivakovsky,
 }
 """Hosts by name; each is made from the dimension."""
 
-AGENTS: dict[str, Callable[[int], Player]] = {"random": RandomAgent, "choose_first": ChooseFirst, "choose_last": ChooseLast}
+AGENTS: dict[str, Callable[[int], Player]] = {
+    "random": RandomAgent,
+    "choose_first": lambda dimension: Fixed(-torch.arange(dimension), dimension),
+    "choose_last": lambda dimension: Fixed(torch.arange(dimension), dimension),
+}
 """Agents by name."""
 
 
