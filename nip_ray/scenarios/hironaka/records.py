@@ -101,7 +101,7 @@ def rho_figures(
             if OWN not in (host, agent):
                 continue
             draw = generator(seed, "rho", host, agent, device=game.device)
-            pairs = list(product(own_hosts, own_agents))  # as many games each as can be
+            pairs = list(product(own_hosts, own_agents))  # all play about equally many of the games
             shares = [len(range(number, settings.rho_games, len(pairs))) for number in range(len(pairs))]
             parts = [
                 play_out(game, one.to(game.device), other.to(game.device), games, draw)
