@@ -31,8 +31,9 @@ class Transition:
 
     observations, actions, next_observations: rows. rewards (n,) float, terminated (n,) bool, truncated (n,) bool, or mappings of players.
     valid: (n,) bool, which rows are transitions at all (None: all; a row that is none must not be learned from or counted).
-    states, next_states: the environment's global state for critics, None where it has none. infos: as the environment gave them, but
-    for "outcomes" (tag -> (n,): what the episodes that end here came to, NaN where that does not apply), of which a learner gets its rows.
+    states, next_states: the environment's global state for critics, None where it has none. infos: as the environment
+    gave them, but for "outcomes" (tag -> (n,): what the episodes that end here came to, NaN where that does not apply),
+    of which a learner gets its rows.
     """
 
     observations: Rows

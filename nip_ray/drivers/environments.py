@@ -189,13 +189,15 @@ class Copies:
         return led_to, reward, terminated, truncated, valid, infos
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the copies stand, in values that a checkpoint holds; nothing where the environment has no `state_dict` of its own."""
+        """Where the copies stand, in values that a checkpoint holds; nothing where the environment has no `state_dict`."""
         own = getattr(self.env, "state_dict", None)
         return {"state": own(), "observations": self.observations, "over": self.over} if callable(own) else {}
 
     def restore(self, stored: Mapping[str, Any]) -> bool:
-        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in. What earlier versions read off an
-        environment's attributes is left aside."""
+        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in.
+
+        Checkpoints of earlier versions have a "snapshot" of an environment's attributes, which is not read.
+        """
         if "state" not in stored or stored["observations"] is None:
             return False
         self.env.reset(seed=0)  # makes what an environment makes in its first reset

@@ -181,9 +181,8 @@ def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None
 
     Raises UserError for a config that is none, or one of language models.
     """
-    found = (
-        load_config(settings.config, settings.changes, checked=False) if stored is None else load_config(stored, checked=False, of_run=True)
-    )
+    named = settings.config, settings.changes
+    found = load_config(*named, checked=False) if stored is None else load_config(stored, checked=False, of_run=True)
     if not isinstance(found, ExperimentConfig):
         raise UserError(f"environment.config: {settings.config} is about language models, expected an experiment of agents with networks")
     return with_absolute_paths(found) if stored is None else found

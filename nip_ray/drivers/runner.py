@@ -4,8 +4,9 @@ Decisions that matter here:
 - a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep), checkpoints with
   sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an experiment it keeps the config with
   every key, too (experiment.yaml), and continues by that whatever becomes of the file that was named;
-- a checkpoint holds weights, optimizers, replay, counters and statistics. A resumed run of an experiment gives the numbers of one that was
-  never stopped; Gymnasium's environments begin new episodes where it resumes. All drivers can continue from each other's checkpoints.
+- a checkpoint holds weights, optimizers, replay, counters and statistics. A resumed run of an experiment gives the
+  numbers of one that was never stopped; Gymnasium's environments begin new episodes where it resumes. All drivers can
+  continue from each other's checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,13 @@ from nip_ray.drivers.parallel import ParallelDriver
 from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
 from nip_ray.errors import UserError
 from nip_ray.progress import say
-from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
+from nip_ray.settings.drivers import (
+    DQNAgentSettings,
+    EnvironmentSettings,
+    ExperimentEnvironmentSettings,
+    PPOAgentSettings,
+    RunnerSettings,
+)
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.files import write_atomically
 from nip_ray.storage.fingerprint import fingerprint
@@ -190,7 +197,8 @@ def make_driver(
         from nip_ray.drivers.experiments import experiment_agents, experiment_recipe, read_experiment
 
         experiment = experiment or read_experiment(settings.environment)
-        recipe, agents = experiment_recipe(settings.environment, experiment), experiment_agents(settings, experiment, scopes, fresh)
+        recipe = experiment_recipe(settings.environment, experiment)
+        agents = experiment_agents(settings, experiment, scopes, fresh)
     else:
         recipe, agents = recipe_of(settings.environment), _gymnasium_agents(settings, settings.environment, scopes)
     driver = replace(settings.driver, progress_bar=False) if quiet else settings.driver
@@ -199,7 +207,7 @@ def make_driver(
 
 
 def _gymnasium_agents(settings: RunnerSettings, environment: EnvironmentSettings, scopes: Sequence[Scope]) -> list[Agent]:
-    """Fresh learners for the spaces of the environment, of which one copy is made and, where pictures are wanted, drawn."""
+    """Fresh learners for the environment's spaces; a copy of it is made for that, and drawn where pictures are wanted."""
     own = Copies(make_environment(environment, 1))
     try:
         spaces = own.env.single_observation_space, own.env.single_action_space
@@ -208,8 +216,10 @@ def _gymnasium_agents(settings: RunnerSettings, environment: EnvironmentSettings
             own.render()
     finally:
         own.close()
-    learners = enumerate(zip(settings.learners, scopes, strict=True))
-    return [make_agent(learner, *spaces, stop - start, settings.seed, place) for place, (learner, (start, stop)) in learners]
+    return [
+        make_agent(learner, *spaces, stop - start, settings.seed, place)
+        for place, (learner, (start, stop)) in enumerate(zip(settings.learners, scopes, strict=True))
+    ]
 
 
 def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None = None) -> str:
@@ -241,8 +251,8 @@ def _run(folder: RunFolder, settings: RunnerSettings, driver: SequentialDriver, 
         agents = zip(names_of(settings), state.pop("agents"), strict=True)
         tensors = {"driver": state, **{f"agent_{name}": agent for name, agent in agents}}
         folder.sync()
-        counts = {"timestep": timestep, "env_steps": driver.env_steps}
-        save_checkpoint(folder.checkpoints, timestep, tensors, counts, fingerprint_of(settings, experiment), kept.keep_checkpoints)
+        counts, mark = {"timestep": timestep, "env_steps": driver.env_steps}, fingerprint_of(settings, experiment)
+        save_checkpoint(folder.checkpoints, timestep, tensors, counts, mark, kept.keep_checkpoints)
 
     begun = driver.timestep
     try:

@@ -1,6 +1,6 @@
 """Returns and lengths of episodes, copy by copy.
 
-Gymnasium's RecordEpisodeStatistics does not do: it knows neither several players nor copies that wait, and reports in infos of its own.
+Gymnasium's RecordEpisodeStatistics does not do: it knows neither several players nor copies that wait.
 
 Decisions that matter here:
 - sums run per copy and are cleared where, and only where, that copy's episode ended;

@@ -115,7 +115,7 @@ def stopping(name: str) -> SequentialDriver:
 
 
 def resumed(name: str, folder: Path, where: str) -> None:
-    """Continue from the checkpoint of timestep 21 in `folder` to the end, and save that in the folder `where` below it."""
+    """Continue from the checkpoint of timestep 21 in `folder` to the end, and save that in its folder `where`."""
     driver = stopping(name)
     load(driver, folder, 21)
     driver.train()
@@ -162,10 +162,11 @@ def stateful(copies: int) -> Any:
 
 
 @pytest.mark.parametrize("make", [stateful, counting])
-def test_an_environment_that_says_where_it_stands_continues_there_and_others_with_fresh_episodes(make: Any, tmp_path: Path) -> None:
+def test_an_environment_that_says_where_it_stands_continues_there_others_begin_anew(make: Any, tmp_path: Path) -> None:
     def driven() -> SequentialDriver:
         env = make(3)
-        return SequentialDriver(env, [make_agent(PPO, env.single_observation_space, env.single_action_space, 3, 0, 0)], quiet(40))
+        agent = make_agent(PPO, env.single_observation_space, env.single_action_space, 3, 0, 0)
+        return SequentialDriver(env, agent, quiet(40))
 
     driver, again = driven(), driven()
     driver.train(5)

@@ -1,8 +1,9 @@
 """Players without weights, all games at once.
 
-A player is a module ``forward(points, choice, generator) -> score``: points (B, rows, d), the state's own, unscaled; choice (B, d) bool,
-what the host chose, None for a host; score (B, K) floats, whose largest legal one is the move (K = 2^d - d - 1 classes of a host, d
-coordinates of an agent). `draws` says whether its moves are drawn: then it needs a generator. For games that are over any score will do.
+A player is a module ``forward(points, choice, generator) -> score``: points (B, rows, d), the state's own, unscaled;
+choice (B, d) bool, what the host chose, None for a host; score (B, K) floats, whose largest legal one is the move (K = 2^d
+- d - 1 classes of a host, d coordinates of an agent). `draws` says whether its moves are drawn: then it needs a generator.
+For games that are over any score will do.
 
 Decisions that matter here:
 - scores instead of moves: the largest of independent uniform numbers is a uniform choice, a mask works on every player alike, and
@@ -72,7 +73,7 @@ class Fixed(Player):
 
     def __init__(self, score_K: Tensor, dimension: int) -> None:
         super().__init__(dimension)
-        self.register_buffer("score_1K", score_K.float()[None], persistent=False)  # no weight, so no part of a checkpoint
+        self.register_buffer("score_1K", score_K.float()[None], persistent=False)  # not in checkpoints: no weight
 
     def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """See the module."""
@@ -160,7 +161,7 @@ class RandomAgent(Player):
 HOSTS: dict[str, Callable[[int], Player]] = {
     "random": RandomHost,
     "random_all": lambda dimension: RandomHost(dimension, pairs=False),
-    "all_coordinates": lambda dimension: Fixed(torch.arange(encode.num_choices(dimension)), dimension),  # the last class has them all
+    "all_coordinates": lambda dimension: Fixed(torch.arange(encode.num_choices(dimension)), dimension),  # the last class
     "zeillinger": Zeillinger,
     "weak_spivakovsky": WeakSpivakovsky,
 }
