@@ -56,11 +56,9 @@ class Transitions:
         return cls(**whole)
 
 
-def explored(
-    player: Player, game: Game, state: State, seen: Tensor, choice_BD: Tensor | None, generator: torch.Generator, epsilon: float
-) -> Tensor:
+def explored(player: Player, game: Game, state: State, choice_BD: Tensor | None, generator: torch.Generator, epsilon: float) -> Tensor:
     """(B,) int64: the player's best legal moves, or with probability `epsilon` a game a uniform legal one."""
-    best_B = choose(player, game, state, seen, choice_BD, generator)
+    best_B = choose(player, game, state, choice_BD, generator)
     if epsilon <= 0:
         return best_B
     moves = len(game.choices_KD) if choice_BD is None else game.settings.dimension
@@ -81,11 +79,11 @@ class _Table:
     def put(self, state: State, seen: Tensor, number_B: Tensor, class_B: Tensor | None = None) -> None:
         """Set everything; the host is asked where it has not chosen yet."""
         self.state, self.seen, self.number_B = state, seen, number_B
-        self.class_B = self.ask(state, seen) if class_B is None and self.asks_ahead else class_B
+        self.class_B = self.ask(state) if class_B is None and self.asks_ahead else class_B
 
-    def ask(self, state: State, seen: Tensor) -> Tensor:
+    def ask(self, state: State) -> Tensor:
         """The host's choices, without exploration."""
-        return choose(self.host, self.game, state, seen, None, self.generator)
+        return choose(self.host, self.game, state, None, self.generator)
 
     def advance(self, state: State, seen: Tensor, class_B: Tensor | None, refill: bool) -> None:
         """After a round: drop the games that have ended, or put fresh ones in their places."""
@@ -107,7 +105,7 @@ class _Table:
         fresh = open_start(self.game, len(index_N), self.generator)
         fresh_seen = self.game.features(fresh)
         if class_B is not None:
-            class_B = class_B.index_copy(0, index_N, self.ask(fresh, fresh_seen))
+            class_B = class_B.index_copy(0, index_N, self.ask(fresh))
         number_N = torch.arange(self.numbers, self.numbers + len(index_N), device=self.game.device)
         self.numbers += len(index_N)
         number_B = self.number_B.index_copy(0, index_N, number_N)
@@ -153,9 +151,9 @@ def _round(game: Game, host: Player, agent: Player, role: Role, table: _Table, e
     state, seen, number_B, generator = table.state, table.seen, table.number_B, table.generator
     class_B = table.class_B
     if class_B is None:
-        class_B = explored(host, game, state, seen, None, generator, epsilon)
+        class_B = explored(host, game, state, None, generator, epsilon)
     choice_BD = game.choices_KD[class_B]
-    axis_B = explored(agent, game, state, seen, choice_BD, generator, epsilon if role == "agent" else 0.0)
+    axis_B = explored(agent, game, state, choice_BD, generator, epsilon if role == "agent" else 0.0)
     new, outcome = game.step(state, class_B, axis_B)
     new = new.trimmed()
     next_seen = game.features(new)
@@ -163,7 +161,7 @@ def _round(game: Game, host: Player, agent: Player, role: Role, table: _Table, e
         mask_BK = next_mask_BK = torch.ones(1, 1, dtype=torch.bool, device=game.device).expand(new.games, len(game.choices_KD))
         next_class_B, seen_choice, next_choice, action_B, reward_B = None, None, None, class_B, outcome.host_reward_B
     else:
-        next_class_B = table.ask(new, next_seen)
+        next_class_B = table.ask(new)
         next_mask_BK = game.choices_KD[next_class_B] | outcome.terminated_B[:, None]
         mask_BK, seen_choice, next_choice, action_B, reward_B = choice_BD, choice_BD, next_mask_BK, axis_B, outcome.agent_reward_B
     table.advance(new, next_seen, next_class_B, refill)

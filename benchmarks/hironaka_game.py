@@ -19,9 +19,9 @@ from _common import machine, show
 from _hironaka_rollout import roll_out
 from torch import Tensor, nn
 
-from nip_ray.scenarios.hironaka import encode
+from nip_ray.scenarios.hironaka import encode, rules
 from nip_ray.scenarios.hironaka.game import Game
-from nip_ray.scenarios.hironaka.players import NetworkPlayer, Player, Role, scripted
+from nip_ray.scenarios.hironaka.players import Player, Role, scripted
 from nip_ray.settings.hironaka import HironakaSettings
 
 DIMENSION, POINTS, ROUNDS = 3, 20, 10
@@ -36,14 +36,26 @@ def network(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs)).eval()
 
 
+class NetworkPlayer(Player):
+    """A network of the features, and of what the host chose."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(DIMENSION)
+        self.network = network
+
+    def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        flat_BX = rules.features(points, POINTS).flatten(1)
+        return self.network(flat_BX if choice is None else torch.cat((flat_BX, choice.to(flat_BX.dtype)), 1))
+
+
 def players(kind: str) -> tuple[Player, Player]:
     """A random pair, or small networks."""
     if kind == "random":
         return scripted("host", "random_all", DIMENSION), scripted("agent", "random", DIMENSION)
     torch.manual_seed(0)
     flat = POINTS * DIMENSION
-    host = NetworkPlayer(DIMENSION, network(flat, encode.num_choices(DIMENSION)))
-    return host, NetworkPlayer(DIMENSION, network(flat + DIMENSION, DIMENSION))
+    host = NetworkPlayer(network(flat, encode.num_choices(DIMENSION)))
+    return host, NetworkPlayer(network(flat + DIMENSION, DIMENSION))
 
 
 class Straightforward:

@@ -63,10 +63,11 @@ class Environment:
         self.metadata = {"name": f"{experiment.scenario.name}_{self.single.protocol.name}_v0", "render_modes": ["ansi"]}
         self.metadata["is_parallelizable"] = False
         self.action_spaces = {agent: action_space(layout.sizes) for agent, layout in self.single.layouts.items()}
-        self.observation_spaces = {
-            agent: spaces.Dict({"observation": seen, "action_mask": _mask_space(self.single.layouts[agent].sizes)})
-            for agent, seen in self.single.observation_spaces.items()
-        }
+        self.observation_spaces: dict[str, spaces.Space[Any]] = {}
+        for agent, seen in self.single.observation_spaces.items():
+            masks = [mask_space(size) for size in self.single.layouts[agent].sizes]
+            mask = masks[0] if len(masks) == 1 else spaces.Tuple(masks)
+            self.observation_spaces[agent] = spaces.Dict({"observation": seen, "action_mask": mask})
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         """What `agent` sees."""
@@ -88,14 +89,23 @@ class Environment:
     def close(self) -> None:
         """There is nothing to close."""
 
+    def _begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self.single.reset(seed, options)
+        self.agents = list(self.possible_agents)
+
+    def _ends(self) -> tuple[dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """(terminations, truncations, infos) of now."""
+        over, cut = self.single.play.finished, self.single.cut
+        infos = {agent: self.single.info(agent) for agent in self.agents}
+        return dict.fromkeys(self.agents, over and not cut), dict.fromkeys(self.agents, cut), infos
+
 
 class ProtocolAEC(Environment, AECEnv[str, Any, Any]):
     """See `aec`."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Begin an episode."""
-        self.single.reset(seed, options)
-        self.agents = list(self.possible_agents)
+        self._begin(seed, options)
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self._skip_agent_selection = None
@@ -119,11 +129,8 @@ class ProtocolAEC(Environment, AECEnv[str, Any, Any]):
         self._accumulate_rewards()
 
     def _begin_round(self) -> None:
-        over, cut = self.single.play.finished, self.single.cut
         self._chosen: dict[str, Any] = {}
-        self.terminations = dict.fromkeys(self.agents, over and not cut)
-        self.truncations = dict.fromkeys(self.agents, cut)
-        self.infos = {agent: self.single.info(agent) for agent in self.agents}
+        self.terminations, self.truncations, self.infos = self._ends()
         self.agent_selection = (self.single.turns or self.agents)[0]
 
 
@@ -132,9 +139,8 @@ class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Begin an episode."""
-        self.single.reset(seed, options)
-        self.agents = list(self.possible_agents)
-        return self._seen()
+        self._begin(seed, options)
+        return {agent: self.observe(agent) for agent in self.agents}, self._ends()[2]
 
     def step(
         self, actions: dict[str, Any]
@@ -146,20 +152,10 @@ class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
         if unknown := sorted(set(actions) - set(self.agents)):
             raise UserError(f"step: there are actions of {', '.join(unknown)}, expected only {', '.join(self.agents)}")
         rewards = self.single.step(actions)
-        over, cut = self.single.play.finished, self.single.cut
-        ends = dict.fromkeys(self.agents, over and not cut), dict.fromkeys(self.agents, cut)
-        seen, infos = self._seen()
-        if over:
+        seen, ends = {agent: self.observe(agent) for agent in self.agents}, self._ends()
+        if self.single.play.finished:
             self.agents = []
-        return seen, rewards, *ends, infos
-
-    def _seen(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        return {agent: self.observe(agent) for agent in self.agents}, {agent: self.single.info(agent) for agent in self.agents}
-
-
-def _mask_space(sizes: list[int]) -> spaces.Space[Any]:
-    parts = [mask_space(size) for size in sizes]
-    return parts[0] if len(parts) == 1 else spaces.Tuple(parts)
+        return seen, rewards, *ends
 
 
 def _tasks() -> dict[str, dict[str, Any]]:
@@ -182,11 +178,7 @@ IDS = {f"nip_ray/{name}-v0": config for name, config in _tasks().items()}
 """Id -> the config behind it, with the defaults of its task."""
 
 
-def _register() -> None:
-    for name, config in IDS.items():
-        if name not in aec_registry:
-            register("aec", name, "nip_ray.pettingzoo:aec", kwargs={"config": config})
-            register("parallel", name, "nip_ray.pettingzoo:parallel", kwargs={"config": config})
-
-
-_register()
+for _name, _config in IDS.items():
+    if _name not in aec_registry:
+        register("aec", _name, "nip_ray.pettingzoo:aec", kwargs={"config": _config})
+        register("parallel", _name, "nip_ray.pettingzoo:parallel", kwargs={"config": _config})

@@ -11,6 +11,7 @@ Decisions that matter here:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,9 +31,9 @@ class Transition:
 
     observations, actions, next_observations: rows. rewards (n,) float, terminated (n,) bool, truncated (n,) bool, or mappings of players.
     valid: (n,) bool, which rows are transitions at all (None: all; a row that is none must not be learned from or counted).
-    states, next_states: the environment's global state for critics, None where it has none. infos: as the environment gave them, but
-    for two entries of rows, each a mapping, of which a learner gets its own: "valid" (player -> (n,) bool: the rows that are transitions
-    of this player) and "outcomes" (tag -> (n,): what the episodes that end here came to, NaN where that does not apply).
+    states, next_states: the environment's global state for critics, None where it has none. infos: as the environment
+    gave them, but for "outcomes" (tag -> (n,): what the episodes that end here came to, NaN where that does not apply),
+    of which a learner gets its rows.
     """
 
     observations: Rows
@@ -113,9 +114,9 @@ class Tracker:
 
     def take(self) -> dict[str, float]:
         """The reduced figures, which are then forgotten."""
-        taken = {tag: _reduced(tag, values) for tag, values in self._values.items()}
-        self._values.clear()
-        return taken
+        values, self._values = self._values, {}
+        reduced = {"_min": min, "_max": max}
+        return {tag: reduced.get(tag[-4:], _mean)(found) for tag, found in values.items()}
 
     def state_dict(self) -> dict[str, list[float]]:
         """What was added since the last `take`."""
@@ -126,10 +127,8 @@ class Tracker:
         self._values = {tag: [float(value) for value in values] for tag, values in state.items()}
 
 
-def _reduced(tag: str, values: list[float]) -> float:
-    if tag.endswith("_min"):
-        return min(values)
-    return max(values) if tag.endswith("_max") else sum(values) / len(values)
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def rows(tree: Any, start: int, stop: int) -> Any:
@@ -176,9 +175,6 @@ def ended(terminated: Any, truncated: Any) -> np.ndarray:
     return terminated | truncated
 
 
-# -------------------------------------------------------------------------------- which copies belong to which learner
-
-
 Scope = tuple[int, int]
 """A half-open range of copies; those of all learners follow each other in their order."""
 
@@ -193,18 +189,12 @@ def resolve_scopes(num_copies: int, num_learners: int, sizes: Sequence[int] | No
     if num_learners > num_copies:
         raise UserError(f"learners: got {num_learners} for {num_copies} copies, expected at most one learner a copy")
     if sizes is None:
-        sizes = equal_shares(num_copies, num_learners)
+        share = num_copies // num_learners
+        sizes = [*[share] * (num_learners - 1), num_copies - share * (num_learners - 1)]
     if len(sizes) != num_learners:
         raise UserError(f"scopes: got {len(sizes)} for {num_learners} learners, expected one for each")
     if any(type(size) is not int or size < 1 for size in sizes):
         raise UserError(f"scopes: got {list(sizes)}, expected integers >= 1")
     if sum(sizes) != num_copies:
         raise UserError(f"scopes: got {list(sizes)}, which is {sum(sizes)} copies, expected a sum of {num_copies}, as many as there are")
-    stops = [sum(sizes[: i + 1]) for i in range(num_learners)]
-    return tuple((stop - size, stop) for stop, size in zip(stops, sizes, strict=True))
-
-
-def equal_shares(num_copies: int, num_learners: int) -> list[int]:
-    """Equal numbers of copies, the remainder with the last: 10 among 3 are 3, 3, 4."""
-    share = num_copies // num_learners
-    return [share] * (num_learners - 1) + [num_copies - share * (num_learners - 1)]
+    return tuple(pairwise(accumulate(sizes, initial=0)))

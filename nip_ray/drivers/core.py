@@ -138,9 +138,10 @@ _ROWS = ("observations", "actions", "rewards", "next_observations", "terminated"
 
 
 def slice_of(whole: Transition, start: int, stop: int) -> Transition:
-    """The rows start to stop of a transition; of the infos those entries that are rows (see `Transition`)."""
+    """The rows start to stop of a transition; of the infos the "outcomes" (see `Transition`)."""
     cut = {name: rows(value, start, stop) for name in _ROWS if (value := getattr(whole, name)) is not None}
-    own = {name: rows(whole.infos[name], start, stop) for name in ("valid", "outcomes") if isinstance(whole.infos.get(name), Mapping)}
+    outcomes = whole.infos.get("outcomes")
+    own = {"outcomes": rows(outcomes, start, stop)} if isinstance(outcomes, Mapping) else {}
     return replace(whole, **cut, infos={**whole.infos, **own})
 
 
@@ -306,9 +307,6 @@ def evaluation_core(core: Core, parts: Sequence[Part] | None = None) -> Core:
     for part in core.parts if parts is None else parts:
         made.append(Part(part.copies, [Learner(learner.name, learner.agent, learner.scope, Tracker()) for learner in part.learners]))
     return Core(made, core.settings, core.seed)
-
-
-# ------------------------------------------------------------------------------------------------------------- making
 
 
 Environment = Any

@@ -27,7 +27,6 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from nip_ray.drivers.contract import MASK, arrays, ended, replaced_rows
-from nip_ray.drivers.snapshots import put_snapshot, take_snapshot
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.drivers import EnvironmentSettings
@@ -190,15 +189,19 @@ class Copies:
         return led_to, reward, terminated, truncated, valid, infos
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the copies stand, in values that a checkpoint holds."""
-        return {"snapshot": take_snapshot(self.env), "observations": self.observations, "over": self.over}
+        """Where the copies stand, in values that a checkpoint holds; nothing where the environment has no `state_dict`."""
+        own = getattr(self.env, "state_dict", None)
+        return {"state": own(), "observations": self.observations, "over": self.over} if callable(own) else {}
 
     def restore(self, stored: Mapping[str, Any]) -> bool:
-        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in."""
-        if stored["snapshot"] is None or stored["observations"] is None:
+        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in.
+
+        Checkpoints of earlier versions have a "snapshot" of an environment's attributes, which is not read.
+        """
+        if "state" not in stored or stored["observations"] is None:
             return False
         self.env.reset(seed=0)  # makes what an environment makes in its first reset
-        put_snapshot(self.env, stored["snapshot"])
+        self.env.load_state_dict(stored["state"])
         self.observations, self.over = arrays(stored["observations"]), arrays(stored["over"])
         if isinstance(self.observations, Mapping) and MASK in self.observations:
             self._choices = self.observations[MASK].shape[1:]

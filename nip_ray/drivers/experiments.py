@@ -11,20 +11,19 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydantic
-import pydantic_core
 import torch
 from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import branches, keys_of, tag_of
-from nip_ray.config.load import apply_overrides, config_from_dict, load_config, plain
+from nip_ray.config.load import apply_overrides, config_from_dict, load_config, plain, settings_from
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.drivers.contract import Agent, Scope, arrays
@@ -83,7 +82,10 @@ class ProtocolCopies:
         """One round; see `Copies.step`. infos["outcomes"]: what the verdicts of the episodes that ended are worth."""
         play, open_B = self._play, ~self._play.state.ended_B
         similarity = actions.get("similarity")
-        chosen = {agent: (copy_N, _rows(actions[agent], copy_N)) for agent in self.protocol.agents if len(copy_N := self._turns(agent))}
+        chosen: dict[str, tuple[Tensor, Action]] = {}
+        for agent in self.protocol.agents:
+            if len(copy_N := self._turns(agent)):
+                chosen[agent] = copy_N, {name: torch.from_numpy(part)[copy_N] for name, part in actions[agent].items()}
         outcome = play.step(chosen, None if similarity is None else torch.from_numpy(similarity))
         state = play.state
         over_B = open_B & state.ended_B
@@ -91,11 +93,15 @@ class ProtocolCopies:
         reward_AB = outcome.reward_BA.t().contiguous().numpy()
         agents = self.protocol.agents
         terminated, truncated = dict.fromkeys(agents, (over_B & ~cut_B).numpy()), dict.fromkeys(agents, cut_B.numpy())
-        infos = {"outcomes": self._outcomes()} if bool(over_B.any()) else {}
+        infos: dict[str, Any] = {}
+        if bool(over_B.any()) and self.protocol.verifier is not None:
+            found = shares(self.protocol, play.decision_B.numpy(), state.y_B.numpy(), state.seed_B.numpy())
+            infos["outcomes"] = {f"verifier/{name}": np.where(of_B, hit_B.astype(float), np.nan) for name, (hit_B, of_B) in found.items()}
+        valid = None if bool(open_B.all()) else open_B.numpy()
         self.observations = led_to = self._shown()
         if play.finished:
             self._begin()
-        return led_to, dict(zip(agents, reward_AB, strict=True)), terminated, truncated, self._valid(open_B), infos
+        return led_to, dict(zip(agents, reward_AB, strict=True)), terminated, truncated, valid, infos
 
     def render(self) -> None:
         """Nothing: transcripts are for those who want to read."""
@@ -123,8 +129,6 @@ class ProtocolCopies:
             self._play_again(said, r)
         self.observations = self._shown()
         return True
-
-    # ------------------------------------------------------------------------------------------------------ the parts
 
     def _begin(self) -> None:
         number = self._batches[self._split]
@@ -154,17 +158,6 @@ class ProtocolCopies:
     def _turns(self, agent: str) -> Tensor:
         return self._play.turn_B(agent).nonzero().flatten()
 
-    def _valid(self, open_B: Tensor) -> np.ndarray | None:
-        return None if bool(open_B.all()) else open_B.numpy()
-
-    def _outcomes(self) -> dict[str, np.ndarray]:
-        """Name -> (n,): how right each verdict is; NaN where it is not about a copy."""
-        if self.protocol.verifier is None:
-            return {}
-        verdict_B, y_B = self._play.decision_B.numpy(), self._play.state.y_B.numpy()
-        found = shares(self.protocol, verdict_B, y_B, self._play.state.seed_B.numpy())
-        return {f"verifier/{name}": np.where(of_B, hit_B.astype(np.float64), np.nan) for name, (hit_B, of_B) in found.items()}
-
     @torch.no_grad()
     def _play_again(self, said: Mapping[str, Tensor], r: int) -> None:
         """Round `r` as it was; what it paid is known already."""
@@ -183,22 +176,13 @@ class ProtocolCopies:
         self._play.step(chosen, similarity_B)
 
 
-def _rows(action: Mapping[str, np.ndarray], copy_N: Tensor) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(part)[copy_N] for name, part in action.items()}
-
-
-# --------------------------------------------------------------------------------------------------------- from settings
-
-
 def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None = None) -> ExperimentConfig:
     """The config that settings name, with their changes; `stored` instead: a file that a run's folder keeps, changes and all.
 
     Raises UserError for a config that is none, or one of language models.
     """
-    if stored is None:
-        found = load_config(settings.config, settings.changes, checked=False)
-    else:
-        found = load_config(stored, checked=False, of_run=True)
+    named = settings.config, settings.changes
+    found = load_config(*named, checked=False) if stored is None else load_config(stored, checked=False, of_run=True)
     if not isinstance(found, ExperimentConfig):
         raise UserError(f"environment.config: {settings.config} is about language models, expected an experiment of agents with networks")
     return with_absolute_paths(found) if stored is None else found
@@ -239,16 +223,13 @@ def _shared_settings(experiment: ExperimentConfig, name: Any) -> dict[str, Any]:
     kinds = {tag_of(kind): kind for kind in branches(ExperimentConfig.model_fields["algorithm"].annotation)}
     if name not in kinds:
         return {"name": name}
-    shared = {key: value for key, value in plain(experiment.algorithm).items() if key in keys_of(kinds[name]) and key != "name"}
-    return {"name": name} | {key: value for key, value in shared.items() if _is_possible(kinds[name], key, value)}
-
-
-def _is_possible(kind: type, key: str, value: Any) -> bool:
-    try:
-        pydantic.TypeAdapter(kind).validate_json(pydantic_core.to_json({key: value}, inf_nan_mode="constants"), strict=True)
-    except pydantic.ValidationError:
-        return False
-    return True
+    shared = {"name": name}
+    for key, value in plain(experiment.algorithm).items():
+        if key in keys_of(kinds[name]) and key != "name":
+            with suppress(UserError):
+                settings_from({key: value}, kinds[name])
+                shared[key] = value
+    return shared
 
 
 def _alone_agent(experiment: ExperimentConfig) -> str | None:
@@ -270,7 +251,11 @@ def experiment_agents(settings: RunnerSettings, experiment: ExperimentConfig, sc
         where, seed = f"learners.{place}.algorithm.changes", stable_seed(settings.seed, "learner", place) % 2**31
         own = own_experiment(experiment, learner.algorithm.changes, where)
         check_drivable(own)
-        owns.append(_checked(alone(own, seed if place else settings.seed, scopes[place][1] - scopes[place][0]), f"learners.{place}"))
+        owns.append(alone(own, seed if place else settings.seed, scopes[place][1] - scopes[place][0]))
+        try:
+            check(owns[-1])  # as a minibatch of more frames than so many copies play
+        except UserError as error:
+            raise UserError(f"learners.{place}: {error}") from None
     made: list[Agent] = []
     for own in owns:
         agent = ProtocolAgent(own.model_dump(mode="json"), own.play.num_copies)
@@ -278,15 +263,6 @@ def experiment_agents(settings: RunnerSettings, experiment: ExperimentConfig, sc
             _put_first_weights(agent, own, Path(settings.experiment.storage_path))
         made.append(agent)
     return made
-
-
-def _checked(experiment: ExperimentConfig, where: str) -> ExperimentConfig:
-    """The experiment. Raises UserError for what cannot work on so many copies (a minibatch of more frames than they play)."""
-    try:
-        check(experiment)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    return experiment
 
 
 def _put_first_weights(agent: Any, experiment: ExperimentConfig, storage: Path) -> None:

@@ -150,9 +150,6 @@ def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return made
 
 
-# ---------------------------------------------------------------------------------------------------- over there
-
-
 class Place:
     """What stands in a learner's process: its agent and, unless it is shared, its environment."""
 
@@ -215,9 +212,6 @@ class Place:
         return answer
 
 
-# ------------------------------------------------------------------------------------------------------------ here
-
-
 class _Seat:
     """Our end of one learner's process."""
 
@@ -272,6 +266,7 @@ def _answers(calls: Sequence[_Answer], timeout: float | None = None) -> list[Any
 
 
 _UNANSWERED = {"enable_training_mode", "begin", "pre_interaction", "record_transition", "post_interaction", "update", "track_data"}
+_ANSWERED = {"tracked", "state_dict", "load_state_dict"}
 
 
 class _Double:
@@ -284,9 +279,11 @@ class _Double:
         self._queue: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _UNANSWERED:
-            raise AttributeError(name)
-        return lambda *arguments: self._queue.append((name, arguments, {}))
+        if name in _ANSWERED:
+            return lambda *arguments: self._now(name, *arguments).result()
+        if name in _UNANSWERED:
+            return lambda *arguments: self._queue.append((name, arguments, {}))
+        raise AttributeError(name)
 
     def _now(self, method: str, *arguments: Any, **options: Any) -> _Answer:
         queue, self._queue = [*self._queue, (method, arguments, options)], []
@@ -295,18 +292,6 @@ class _Double:
     def act(self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None) -> Any:
         """Actions on their way."""
         return self._now("act", observations, timestep, timesteps, explore=explore, states=states)
-
-    def tracked(self) -> dict[str, float]:
-        """The agent's."""
-        return self._now("tracked").result()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The agent's."""
-        return self._now("state_dict").result()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """To the agent."""
-        self._now("load_state_dict", state).result()
 
 
 def _ensure_ray(num_cpus: int) -> bool:

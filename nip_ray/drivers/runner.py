@@ -4,9 +4,9 @@ Decisions that matter here:
 - a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep), checkpoints with
   sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an experiment it keeps the config with
   every key, too (experiment.yaml), and continues by that whatever becomes of the file that was named;
-- a checkpoint holds weights, optimizers, replay, counters, statistics and the episodes in flight: a resumed run gives the numbers of one
-  that was never stopped, wherever the environment's state can be read (see `nip_ray.drivers.snapshots`), and all drivers can continue from
-  each other's.
+- a checkpoint holds weights, optimizers, replay, counters and statistics. A resumed run of an experiment gives the
+  numbers of one that was never stopped; Gymnasium's environments begin new episodes where it resumes. All drivers can
+  continue from each other's checkpoints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,19 @@ from nip_ray.config.plugins import code_in, know
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.contract import Agent, Scope, resolve_scopes
 from nip_ray.drivers.core import Reports
-from nip_ray.drivers.environments import Copies, Recipe, make_environment, recipe_of
+from nip_ray.drivers.environments import Copies, make_environment, recipe_of
 from nip_ray.drivers.loops import ManualDriver, SequentialDriver, StepDriver
 from nip_ray.drivers.parallel import ParallelDriver
 from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
 from nip_ray.errors import UserError
 from nip_ray.progress import say
-from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
+from nip_ray.settings.drivers import (
+    DQNAgentSettings,
+    EnvironmentSettings,
+    ExperimentEnvironmentSettings,
+    PPOAgentSettings,
+    RunnerSettings,
+)
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.files import write_atomically
 from nip_ray.storage.fingerprint import fingerprint
@@ -187,22 +193,22 @@ def make_driver(
     Raises UserError for an environment that cannot be made and algorithms that do not fit it.
     """
     scopes = resolve_scopes(settings.environment.num_copies, len(settings.learners), sizes_of(settings))
-    recipe, agents = _parts(settings, experiment or experiment_of(settings), scopes, fresh)
+    if isinstance(settings.environment, ExperimentEnvironmentSettings):
+        from nip_ray.drivers.experiments import experiment_agents, experiment_recipe, read_experiment
+
+        experiment = experiment or read_experiment(settings.environment)
+        recipe = experiment_recipe(settings.environment, experiment)
+        agents = experiment_agents(settings, experiment, scopes, fresh)
+    else:
+        recipe, agents = recipe_of(settings.environment), _gymnasium_agents(settings, settings.environment, scopes)
     driver = replace(settings.driver, progress_bar=False) if quiet else settings.driver
     sizes = [stop - start for start, stop in scopes]
     return DRIVERS[driver.name](recipe, agents, driver, sizes, names_of(settings), settings.seed)
 
 
-def _parts(
-    settings: RunnerSettings, experiment: ExperimentConfig | None, scopes: Sequence[Scope], fresh: bool
-) -> tuple[Recipe, list[Agent]]:
-    """How the environment is made, and who learns in it."""
-    if isinstance(settings.environment, ExperimentEnvironmentSettings):
-        from nip_ray.drivers.experiments import experiment_agents, experiment_recipe
-
-        assert experiment is not None
-        return experiment_recipe(settings.environment, experiment), experiment_agents(settings, experiment, scopes, fresh)
-    own = Copies(make_environment(settings.environment, 1))
+def _gymnasium_agents(settings: RunnerSettings, environment: EnvironmentSettings, scopes: Sequence[Scope]) -> list[Agent]:
+    """Fresh learners for the environment's spaces; a copy of it is made for that, and drawn where pictures are wanted."""
+    own = Copies(make_environment(environment, 1))
     try:
         spaces = own.env.single_observation_space, own.env.single_action_space
         if not settings.driver.headless:
@@ -210,10 +216,10 @@ def _parts(
             own.render()
     finally:
         own.close()
-    agents: list[Agent] = []
-    for place, (learner, (start, stop)) in enumerate(zip(settings.learners, scopes, strict=True)):
-        agents.append(make_agent(learner, *spaces, stop - start, settings.seed, place))
-    return recipe_of(settings.environment), agents
+    return [
+        make_agent(learner, *spaces, stop - start, settings.seed, place)
+        for place, (learner, (start, stop)) in enumerate(zip(settings.learners, scopes, strict=True))
+    ]
 
 
 def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None = None) -> str:
@@ -241,7 +247,12 @@ def _run(folder: RunFolder, settings: RunnerSettings, driver: SequentialDriver, 
         folder.append_metrics(row)
 
     def on_checkpoint(timestep: int) -> None:
-        _save(folder, settings, driver, timestep, fingerprint_of(settings, experiment))
+        state = driver.state_dict()
+        agents = zip(names_of(settings), state.pop("agents"), strict=True)
+        tensors = {"driver": state, **{f"agent_{name}": agent for name, agent in agents}}
+        folder.sync()
+        counts, mark = {"timestep": timestep, "env_steps": driver.env_steps}, fingerprint_of(settings, experiment)
+        save_checkpoint(folder.checkpoints, timestep, tensors, counts, mark, kept.keep_checkpoints)
 
     begun = driver.timestep
     try:
@@ -265,12 +276,3 @@ def write_interval(settings: RunnerSettings) -> int:
     """Timesteps between two rows of metrics; 0: none."""
     given = settings.experiment.write_interval
     return max(1, settings.driver.timesteps // 100) if given is None else given
-
-
-def _save(folder: RunFolder, settings: RunnerSettings, driver: SequentialDriver, timestep: int, mark: str) -> None:
-    state = driver.state_dict()
-    agents = state.pop("agents")
-    tensors = {"driver": state, **{f"agent_{name}": agent for name, agent in zip(names_of(settings), agents, strict=True)}}
-    folder.sync()
-    counts = {"timestep": timestep, "env_steps": driver.env_steps}
-    save_checkpoint(folder.checkpoints, timestep, tensors, counts, mark, settings.experiment.keep_checkpoints)

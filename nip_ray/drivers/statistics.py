@@ -1,5 +1,7 @@
 """Returns and lengths of episodes, copy by copy.
 
+Gymnasium's RecordEpisodeStatistics does not do: it knows neither several players nor copies that wait.
+
 Decisions that matter here:
 - sums run per copy and are cleared where, and only where, that copy's episode ended;
 - a step that begins an episode and is no transition counts for no copy's length, nor as an env step;
@@ -7,6 +9,7 @@ Decisions that matter here:
 - what an environment says of episodes that end (`infos["outcomes"]`) is averaged over those that it is about.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,59 +17,50 @@ import numpy as np
 
 from nip_ray.drivers.contract import Transition, arrays, ended
 
+_ARRAYS = ("return_B", "length_B", "player_return_B")
+_STATE = (*_ARRAYS, "env_steps", "episodes", "finished", "player_finished", "outcomes", "reward_sum", "reward_count")
+
 
 class EpisodeStatistics:
     """Of n copies. env_steps: transitions so far. episodes: finished ones so far. return_B, length_B: of the episodes in flight."""
 
     def __init__(self, num_copies: int) -> None:
-        self.env_steps = self.episodes = 0
+        self.env_steps = self.episodes = self.reward_count = 0
+        self.reward_sum = 0.0
         self.return_B, self.length_B = np.zeros(num_copies), np.zeros(num_copies, dtype=np.int64)
         self.player_return_B: dict[str, np.ndarray] = {}
         self.finished: list[tuple[int, float, int]] = []
         """(copy, return, length) of each episode that ended since the last `take`, in order."""
         self.player_finished: dict[str, list[float]] = {}
         self.outcomes: dict[str, list[float]] = {}
-        self._reward_sum = 0.0
-        self._reward_count = 0
 
     def begin(self) -> None:
         """Forget the episodes in flight: all copies were reset."""
-        self.return_B[:] = 0
-        self.length_B[:] = 0
-        for running_B in self.player_return_B.values():
+        for running_B in (self.return_B, self.length_B, *self.player_return_B.values()):
             running_B[:] = 0
 
     def add(self, transition: Transition) -> None:
         """One timestep of all copies."""
-        reward_B = self._total(transition)
-        valid = transition.valid
-        if valid is None:
-            self.return_B += reward_B
-            self.length_B += 1
-            count = len(reward_B)
-        else:
+        valid, reward_B = transition.valid, transition.rewards
+        if isinstance(reward_B, Mapping):
+            for player, own_B in reward_B.items():
+                running_B = self.player_return_B.setdefault(player, np.zeros(len(self.return_B)))
+                running_B += own_B if valid is None else own_B * valid
+            reward_B = np.sum(list(reward_B.values()), axis=0)
+        if valid is not None:
             reward_B = reward_B * valid
-            self.return_B += reward_B
-            self.length_B += valid
-            count = int(valid.sum())
+        count = len(reward_B) if valid is None else int(valid.sum())
+        self.return_B += reward_B
+        self.length_B += 1 if valid is None else valid
         self.env_steps += count
-        self._reward_sum += float(reward_B.sum())
-        self._reward_count += count
+        self.reward_sum += float(reward_B.sum())
+        self.reward_count += count
         over = ended(transition.terminated, transition.truncated)
         if over.any():
             places = np.flatnonzero(over if valid is None else over & valid)
             self._finish(places)
             for tag, value_B in transition.infos.get("outcomes", {}).items():
                 self.outcomes.setdefault(tag, []).extend(value_B[places][~np.isnan(value_B[places])].tolist())
-
-    def _total(self, transition: Transition) -> np.ndarray:
-        rewards = transition.rewards
-        if not isinstance(rewards, Mapping):
-            return rewards
-        for player, reward_B in rewards.items():
-            running_B = self.player_return_B.setdefault(player, np.zeros(len(self.return_B)))
-            running_B += reward_B if transition.valid is None else reward_B * transition.valid
-        return np.sum(list(rewards.values()), axis=0)
 
     def _finish(self, places: np.ndarray) -> None:
         self.episodes += len(places)
@@ -78,47 +72,26 @@ class EpisodeStatistics:
             running_B[places] = 0
 
     def take(self) -> dict[str, float]:
-        """Figures since the last call; what is about episodes is left out where none ended."""
-        taken: dict[str, float] = {}
-        if self._reward_count:
-            taken["reward_mean"] = self._reward_sum / self._reward_count
-        if self.finished:
-            for name, column in (("return", 1), ("length", 2)):
-                values = [episode[column] for episode in self.finished]
+        """Metrics since the last call; what is about episodes is left out where none ended."""
+        taken: dict[str, float] = {"reward_mean": self.reward_sum / self.reward_count} if self.reward_count else {}
+        for name, column in (("return", 1), ("length", 2)):
+            if values := [episode[column] for episode in self.finished]:
                 taken |= {f"{name}_mean": sum(values) / len(values), f"{name}_min": min(values), f"{name}_max": max(values)}
-        for player, values in self.player_finished.items():
-            if values:
-                taken[f"{player}/return_mean"] = sum(values) / len(values)
-        taken |= {tag: sum(values) / len(values) for tag, values in self.outcomes.items() if values}
+        means = {**{f"{player}/return_mean": own for player, own in self.player_finished.items()}, **self.outcomes}
+        taken |= {tag: sum(values) / len(values) for tag, values in means.items() if values}
         taken["episodes"] = len(self.finished)
         self.finished, self.player_finished, self.outcomes = [], {}, {}
-        self._reward_sum, self._reward_count = 0.0, 0
+        self.reward_sum, self.reward_count = 0.0, 0
         return taken
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, in values that a checkpoint holds."""
-        return {
-            "env_steps": self.env_steps,
-            "episodes": self.episodes,
-            "return_B": self.return_B,
-            "length_B": self.length_B,
-            "player_return_B": dict(self.player_return_B),
-            "finished": [list(episode) for episode in self.finished],
-            "player_finished": {player: list(values) for player, values in self.player_finished.items()},
-            "outcomes": {tag: list(values) for tag, values in self.outcomes.items()},
-            "reward_sum": self._reward_sum,
-            "reward_count": self._reward_count,
-        }
+        return {name: copy.deepcopy(getattr(self, name)) for name in _STATE}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        self.env_steps, self.episodes = int(state["env_steps"]), int(state["episodes"])
-        self.return_B, self.length_B = arrays(state["return_B"]), arrays(state["length_B"])
-        self.player_return_B = arrays(state["player_return_B"])
-        self.finished = [(int(copy), float(gain), int(length)) for copy, gain, length in state["finished"]]
-        self.player_finished = {player: [float(value) for value in values] for player, values in state["player_finished"].items()}
-        self.outcomes = {tag: [float(value) for value in values] for tag, values in state.get("outcomes", {}).items()}
-        self._reward_sum, self._reward_count = float(state["reward_sum"]), int(state["reward_count"])
+        for name in state.keys() & {*_STATE}:
+            setattr(self, name, arrays(state[name]) if name in _ARRAYS else copy.deepcopy(state[name]))
 
 
 def information(infos: Mapping[str, Any], name: str) -> dict[str, float]:

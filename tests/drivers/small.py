@@ -143,32 +143,3 @@ class Watched:
     def close(self) -> None:
         self.calls.append("env.close")
         self.env.close()
-
-
-class Duel:
-    """Two players, n copies: each sees which of two buttons pays it in this round. An episode has 4 rounds. Actions {player: (n,)}."""
-
-    players = ("left", "right")
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-
-    def __init__(self, copies: int) -> None:
-        self.num_envs, self.round, self.random = copies, 0, np.random.default_rng(0)
-
-    def _shown(self) -> dict[str, np.ndarray]:
-        self.right = {player: self.random.integers(0, 2, self.num_envs) for player in self.players}
-        return {player: np.eye(2, dtype=np.float32)[right] for player, right in self.right.items()}
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        self.random, self.round = np.random.default_rng(seed), 0
-        return self._shown(), {}
-
-    def step(self, actions: Mapping[str, np.ndarray]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        rewards = {player: (actions[player] == self.right[player]).astype(np.float32) for player in self.players}
-        self.round = (self.round + 1) % 4
-        over = np.full(self.num_envs, self.round == 0)
-        shown = self._shown()
-        ends = dict.fromkeys(self.players, over)
-        return shown, rewards, ends, {player: np.zeros_like(over) for player in self.players}, {"final_obs": shown}
-
-    def close(self) -> None:
-        pass

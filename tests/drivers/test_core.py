@@ -3,18 +3,15 @@
 import copy
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
 from nip_ray.drivers.agents import make_agent
-from nip_ray.drivers.agents.players import IndependentPlayers
-from nip_ray.drivers.contract import Agent
 from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.drivers.runner import DRIVERS
 from nip_ray.errors import TrainingError
-from nip_ray.settings.drivers import LearnerSettings, PPOAgentSettings
-from tests.drivers.small import CARTPOLE, DQN, PPO, Duel, Recorder, Watched, agents, counting, quiet, same
+from nip_ray.settings.drivers import LearnerSettings
+from tests.drivers.small import CARTPOLE, DQN, PPO, Recorder, Watched, agents, counting, quiet, same
 
 TRACK = ["a.track info/speed", "a.track a/b"]
 
@@ -105,27 +102,6 @@ def test_evaluation_teaches_nobody(learner: LearnerSettings, shared: bool) -> No
     driver.close()
 
 
-def duelists(copies: int, seed: int = 0) -> IndependentPlayers:
-    learner = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, num_epochs=4, lr=0.01))
-    box, buttons = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
-    return IndependentPlayers({player: make_agent(learner, box, buttons, copies, seed, i) for i, player in enumerate(Duel.players)})
-
-
-def test_a_learner_of_several_players_learns_and_is_evaluated_greedily() -> None:
-    agent = duelists(16)
-    driver = SequentialDriver(Duel(16), agent, quiet(320))
-    assert isinstance(agent, Agent)
-    driver.train()
-    assert driver.env_steps == 320 * 16
-    greedy = driver.evaluate(40)
-    assert greedy["learner_0/return_mean"] == 8.0  # 4 rounds, both players always right
-    assert greedy["learner_0/left/return_mean"] == greedy["learner_0/right/return_mean"] == 4.0
-    driver.close()
-    sampled = SequentialDriver(Duel(16), duelists(16), quiet(1, stochastic_evaluation=True))
-    assert sampled.evaluate(40)["learner_0/return_mean"] < 6
-    sampled.close()
-
-
 def test_an_environment_that_reuses_its_arrays_is_refused() -> None:
     env = counting(3)
     env.copy = False
@@ -136,20 +112,18 @@ def test_an_environment_that_reuses_its_arrays_is_refused() -> None:
 
 
 def test_what_is_about_rows_in_infos_is_cut_to_each_learners_own() -> None:
-    marked = {"left": np.array([True, False, True]), "right": np.array([True, True, False])}
     calls: list[str] = []
 
     class Marking(Watched):
         def step(self, actions: Any) -> Any:
             *rest, _ = super().step(actions)
             over = rest[2] | rest[3]
-            return *rest, {"valid": marked, "outcomes": {"won": np.where(over, [1.0, 0.0, np.nan], 9.0)}, "whole": np.arange(3)}
+            return *rest, {"outcomes": {"won": np.where(over, [1.0, 0.0, np.nan], 9.0)}, "whole": np.arange(3)}
 
     recorders = [Recorder("a", calls, 1), Recorder("b", calls, 2)]
     driver = SequentialDriver(Marking(counting(3), calls), recorders, quiet(60), [1, 2])
     driver.train()
     infos = recorders[1].seen[0].infos
-    assert infos["valid"]["left"].tolist() == [False, True]
     assert infos["outcomes"]["won"].shape == (2,)
     assert infos["whole"].tolist() == [0, 1, 2]
     row = driver.core.row()

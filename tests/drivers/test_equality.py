@@ -1,13 +1,15 @@
-"""All drivers are the same training: number for number, also over a stop and a new process."""
+"""All drivers are the same training: number for number; so is a resumed run in any process."""
 
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nip_ray.drivers.agents import make_agent
+from nip_ray.drivers.contract import arrays
 from nip_ray.drivers.core import Reports
 from nip_ray.drivers.environments import Recipe
 from nip_ray.drivers.loops import SequentialDriver, StepDriver
@@ -101,7 +103,7 @@ import sys
 from pathlib import Path
 from tests.drivers.test_equality import STOPPED, resumed
 for name in STOPPED:
-    resumed(name, Path(sys.argv[1]) / name)
+    resumed(name, Path(sys.argv[1]) / name, "there")
 """
 STOPPED = {"vector": (CARTPOLE, DQN), "sync": (SYNC, DQN), "pendulum": (PENDULUM, PPO)}
 """Environment and second learner of runs that are stopped."""
@@ -112,23 +114,24 @@ def stopping(name: str) -> SequentialDriver:
     return SequentialDriver(settings, agents(PPO, second, env=settings.id), quiet(48), seed=5)
 
 
-def resumed(name: str, folder: Path) -> None:
-    """Continue from the checkpoint in `folder` to the end, and save that."""
+def resumed(name: str, folder: Path, where: str) -> None:
+    """Continue from the checkpoint of timestep 21 in `folder` to the end, and save that in its folder `where`."""
     driver = stopping(name)
-    found = load_checkpoint(folder)
-    driver.load_state_dict({**found.tensors["driver"], "agents": found.tensors["agents"]["all"]})
+    load(driver, folder, 21)
     driver.train()
-    save(driver, folder)
+    save(driver, folder / where)
     driver.close()
 
 
+def load(driver: SequentialDriver, folder: Path, timestep: int) -> None:
+    driver.load_state_dict(load_checkpoint(folder, timestep).tensors["driver"])
+
+
 def save(driver: SequentialDriver, folder: Path) -> None:
-    state = driver.state_dict()
-    learned = state.pop("agents")
-    save_checkpoint(folder, driver.timestep, {"driver": state, "agents": {"all": learned}}, {}, "x", None)
+    save_checkpoint(folder, driver.timestep, {"driver": driver.state_dict()}, {}, "x", None)
 
 
-def test_a_stop_and_a_new_process_leave_no_trace(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_in_a_new_process_is_the_one_that_is_resumed_here(tmp_path: Path) -> None:
     for name in STOPPED:
         driver = stopping(name)
         driver.train(21)  # in the middle of a stretch and of episodes
@@ -136,24 +139,46 @@ def test_a_stop_and_a_new_process_leave_no_trace(tmp_path: Path) -> None:
         driver.close()
     done = subprocess.run([sys.executable, "-c", RESUME, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    for name, (settings, second) in STOPPED.items():
-        found = load_checkpoint(tmp_path / name, 48)
-        assert same(
-            {**found.tensors["driver"], "agents": found.tensors["agents"]["all"]}, sequential(settings, PPO, second, env=settings.id)
-        )
+    for name in STOPPED:
+        resumed(name, tmp_path / name, "here")
+        here, there = (load_checkpoint(tmp_path / name / where).tensors for where in ("here", "there"))
+        assert same(here, there)
 
 
-def test_an_environment_whose_state_cannot_be_read_goes_on_with_fresh_episodes() -> None:
-    env: Any = counting(3)
-    env.envs[0].engine = object()
-    (agent,) = [make_agent(PPO, env.single_observation_space, env.single_action_space, 3, 0, 0)]
-    driver = SequentialDriver(env, agent, quiet(40))
+def stateful(copies: int) -> Any:
+    """An environment that can say where it stands."""
+    env: Any = counting(copies)
+
+    def state_dict() -> dict[str, Any]:
+        return {"at": np.array([(one.episode, one.count) for one in env.envs]), "over": env._autoreset_envs.copy()}
+
+    def load_state_dict(state: dict[str, Any]) -> None:
+        for one, (episode, count) in zip(env.envs, state["at"], strict=True):
+            one.episode, one.count = int(episode), int(count)
+        env._autoreset_envs = arrays(state["over"])
+
+    env.state_dict, env.load_state_dict = state_dict, load_state_dict
+    return env
+
+
+@pytest.mark.parametrize("make", [stateful, counting])
+def test_an_environment_that_says_where_it_stands_continues_there_others_begin_anew(make: Any, tmp_path: Path) -> None:
+    def driven() -> SequentialDriver:
+        env = make(3)
+        agent = make_agent(PPO, env.single_observation_space, env.single_action_space, 3, 0, 0)
+        return SequentialDriver(env, agent, quiet(40))
+
+    driver, again = driven(), driven()
     driver.train(5)
-    state = driver.state_dict()
-    assert state["parts"][0]["snapshot"] is None
-    driver.load_state_dict(state)
-    assert driver.core.parts[0].copies.observations[:, 1].tolist() == [0, 0, 0]
-    assert agent.state_dict()["stored"]["truncated"][-1].any()  # the stretch in progress knows of the cut
-    assert driver.core.learners[0].statistics.length_B.tolist() == [0, 0, 0]
+    save(driver, tmp_path)
+    load(again, tmp_path, 5)
+    again_stored = again.agents[0].state_dict()["stored"]
+    assert again_stored["truncated"][-1].any() == (make is counting)  # the stretch in progress knows of the cut
+    if make is counting:
+        assert again.core.parts[0].copies.observations[:, 1].tolist() == [0, 0, 0]
+        assert again.core.learners[0].statistics.length_B.tolist() == [0, 0, 0]
     driver.train()
+    again.train()
+    assert same(again.state_dict(), driver.state_dict()) == (make is stateful)
     driver.close()
+    again.close()

@@ -144,15 +144,15 @@ def _flat_encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
         counts = space.nvec.reshape(-1)
         first = np.cumsum(counts) - counts - np.asarray(space.start).reshape(-1)  # column of the lowest value of each
-        return int(counts.sum()), lambda observations: _one_hots(np.asarray(observations).reshape(-1, len(counts)) + first, counts.sum())
+
+        def one_hots(observations: Rows) -> np.ndarray:
+            columns = np.asarray(observations).reshape(-1, len(counts)) + first
+            made = np.zeros((len(columns), counts.sum()), dtype=np.float32)
+            np.put_along_axis(made, columns, 1.0, -1)
+            return made
+
+        return int(counts.sum()), one_hots
     raise UserError(
         f"environment: its observations are a {type(space).__name__}, expected a Box, MultiBinary, Discrete or MultiDiscrete space, or a "
         "Dict or Tuple of these (use a wrapper)"
     )
-
-
-def _one_hots(columns: np.ndarray, width: int) -> np.ndarray:
-    """(n, width) float32: 1 in each row's columns (n, k)."""
-    made = np.zeros((len(columns), width), dtype=np.float32)
-    np.put_along_axis(made, columns, 1.0, -1)
-    return made

@@ -80,14 +80,13 @@ class PPOAgent(BaseAgent):
 
     def _keep_legal(self, num_actions: int) -> None:
         """Keep what was legal from now on: the first observation with a mask says that there are such."""
-        self._buffers["legal"] = np.ones((self.settings.rollouts, self.num_copies, num_actions), dtype=bool)
-
-    # ------------------------------------------------------------------------------------------------------- acting
+        if "legal" not in self._buffers:
+            self._buffers["legal"] = np.ones((self.settings.rollouts, self.num_copies, num_actions), dtype=bool)
 
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
         """Actions, one row a copy, as the environment takes them; legal ones, where it tells."""
         legal = legal_of(observations)
-        if legal is not None and "legal" not in self._buffers:
+        if legal is not None:
             self._keep_legal(legal.shape[-1])
         with torch.inference_mode():
             observation = torch.from_numpy(self._encode(observations))
@@ -135,8 +134,6 @@ class PPOAgent(BaseAgent):
         """Learn when the stretch is full."""
         if self.training and self._filled == self.settings.rollouts:
             self.update(timestep, timesteps)
-
-    # ----------------------------------------------------------------------------------------------------- learning
 
     def update(self, timestep: int, timesteps: int) -> None:
         """Learn from what is stored, and forget it. Raises TrainingError where a loss or gradient is not finite."""
@@ -216,8 +213,6 @@ class PPOAgent(BaseAgent):
         kl = (log_ratio.exp() - 1 - log_ratio).mean()
         return torch.stack([policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped, norm])
 
-    # -------------------------------------------------------------------------------------------------------- state
-
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, counters, and what is stored of the stretch in progress."""
         return {
@@ -237,7 +232,7 @@ class PPOAgent(BaseAgent):
         self.learning_rate, self.updates, self._noise = float(state["learning_rate"]), int(state["updates"]), None
         stored = arrays(state["stored"])
         self._filled = len(stored["reward"])
-        if "legal" in stored and "legal" not in self._buffers:
+        if "legal" in stored:
             self._keep_legal(stored["legal"].shape[-1])
         for name, buffer in self._buffers.items():
             buffer[: self._filled] = stored[name]

@@ -57,8 +57,6 @@ class ProtocolAgent(BaseAgent):
         """Batches learned from."""
         return int(self.algorithm.train_iteration)
 
-    # ------------------------------------------------------------------------------------------------------- acting
-
     @torch.no_grad()
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> dict[str, Any]:
         """Actions of every agent; see `nip_ray.drivers.experiments.ProtocolCopies`."""
@@ -73,7 +71,12 @@ class ProtocolAgent(BaseAgent):
             if not len(where):
                 continue
             copy_N = self._tensor(where)
-            policy = self._policy(agent, copy_N, shown, said)
+            id_N, round_N, seed_N = (shown[name][copy_N] for name in ("id", "round", "seed"))
+            obs = self.scenario.observe(agent, id_N, said.rows(copy_N), round_N, seed_N)
+            network = self.networks[agent]
+            if network.training:  # learning left it so
+                network.eval()
+            policy = network(obs, True, False)[0]
             action = policy.choose(noise, copy_N, count)
             scored = policy.silenced(action) if self._silent else policy
             log_prob_BA[where, a] = scored.log_prob(action).cpu().numpy()
@@ -86,13 +89,6 @@ class ProtocolAgent(BaseAgent):
         similarity_B, distance_B2 = compared(self.protocol.zero_knowledge, policies, shown["id"])
         self._chosen["simulation"] = distance_B2.cpu().numpy()
         return {**actions, "similarity": similarity_B.cpu().numpy()}
-
-    def _policy(self, agent: str, copy_N: Tensor, shown: Mapping[str, Tensor], said: Dialogue) -> Policy:
-        network = self.networks[agent]
-        if network.training:  # learning left it so
-            network.eval()
-        id_N, round_N, seed_N = shown["id"][copy_N], shown["round"][copy_N], shown["seed"][copy_N]
-        return network(self.scenario.observe(agent, id_N, said.rows(copy_N), round_N, seed_N), True, False)[0]
 
     def _noise_of(self, timestep: int) -> torch.Generator:
         """One stream for a batch, as the core draws it."""
@@ -117,8 +113,6 @@ class ProtocolAgent(BaseAgent):
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
-
-    # ----------------------------------------------------------------------------------------------------- learning
 
     def begin(self) -> None:
         """The batch in progress is forgotten."""
@@ -178,8 +172,6 @@ class ProtocolAgent(BaseAgent):
         assert {f.name for f in fields(Rollout)} >= set(parts)
         return Rollout(**parts)
 
-    # -------------------------------------------------------------------------------------------------------- state
-
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizers, counters, and what is noted of the batch in progress."""
         return {
@@ -228,6 +220,4 @@ def _build(config: ExperimentConfig) -> Any:
     for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
         logging.getLogger(name).setLevel(logging.ERROR)
     check_drivable(config)
-    settings = ALGORITHMS[config.algorithm.name]().experiment(config)
-    settings.debugging(log_level="ERROR")
-    return settings.build_algo()
+    return ALGORITHMS[config.algorithm.name]().experiment(config).debugging(log_level="ERROR").build_algo()

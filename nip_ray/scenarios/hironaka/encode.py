@@ -45,9 +45,3 @@ def class_of(choice_BD: Tensor) -> Tensor:
 def masked(score_BK: Tensor, mask_BK: Tensor | None) -> Tensor:
     """Scores with minus infinity where the mask forbids an action; with no mask as they are."""
     return score_BK if mask_BK is None else score_BK.masked_fill(~mask_BK, -torch.inf)
-
-
-def flat(features_BMD: Tensor, choice_BD: Tensor | None) -> Tensor:
-    """(B, m d) of the host, (B, m d + d) of the agent, which sees the host's choice (0 or 1 a coordinate) behind the points."""
-    flat_BX = features_BMD.flatten(1)
-    return flat_BX if choice_BD is None else torch.cat((flat_BX, choice_BD.to(flat_BX.dtype)), 1)

@@ -75,9 +75,11 @@ class Games:
         self._state = state
         self._ask()
 
-    def fresh(self, games: int) -> State:
-        """Random starts."""
-        return open_start(self.game, games, self.draw)
+    def reset(self, random: np.random.Generator, options: dict[str, Any] | None, games: int) -> None:
+        """Random starts, seeded by `random`, or ``options={"points": ...}``."""
+        self.draw.manual_seed(int(random.integers(2**62)))
+        given = (options or {}).get("points")
+        self.begin(open_start(self.game, games, self.draw) if given is None else self.given(given, games))
 
     def given(self, points: Any, games: int) -> State:
         """Given starts, (m, d) for all copies or (games, m, d). Raises UserError for what no game can begin with."""
@@ -99,7 +101,7 @@ class Games:
         game, state = self.game, self.state
         if self.role == "host":
             class_B = action_B
-            axis_B = choose(self.opponent, game, state, None, game.chosen(class_B), self.draw)
+            axis_B = choose(self.opponent, game, state, game.chosen(class_B), self.draw)
         else:
             class_B, axis_B = self.class_B, action_B
         self._state, outcome = game.step(state, class_B, axis_B)
@@ -118,7 +120,7 @@ class Games:
 
     def _ask(self) -> None:
         if self.role == "agent":
-            self.class_B = choose(self.opponent, self.game, self.state, None, None, self.draw)
+            self.class_B = choose(self.opponent, self.game, self.state, None, self.draw)
 
 
 class HironakaEnv(gymnasium.Env[Observation, np.int64]):
@@ -136,9 +138,7 @@ class HironakaEnv(gymnasium.Env[Observation, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         """A random start, or ``options={"points": ...}``."""
         super().reset(seed=seed)
-        self.games.draw.manual_seed(int(self.np_random.integers(2**62)))
-        given = (options or {}).get("points")
-        self.games.begin(self.games.fresh(1) if given is None else self.games.given(given, 1))
+        self.games.reset(self.np_random, options, 1)
         return self._shown(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -188,9 +188,7 @@ class HironakaVectorEnv(VectorEnv[Observation, Any, Any]):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         """Random starts, or ``options={"points": ...}``. seed: a number, or several, which together make one for all copies."""
         super().reset(seed=stable_seed(len(seed), *map(int, seed)) if isinstance(seed, Sequence | np.ndarray) else seed)
-        self.games.draw.manual_seed(int(self.np_random.integers(2**62)))
-        given = (options or {}).get("points")
-        self.games.begin(self.games.fresh(self.num_envs) if given is None else self.games.given(given, self.num_envs))
+        self.games.reset(self.np_random, options, self.num_envs)
         return self.games.observe(), {}
 
     def step(self, actions: Any) -> tuple[Observation, Any, Any, Any, dict[str, Any]]:
@@ -202,7 +200,7 @@ class HironakaVectorEnv(VectorEnv[Observation, Any, Any]):
         illegal_B = ~outcome.moved_B & ~ended_B
         if bool(ended_B.any()):
             index_K = ended_B.nonzero()[:, 0]
-            games.begin(games.state.put(index_K, games.fresh(len(index_K))))
+            games.begin(games.state.put(index_K, open_start(games.game, len(index_K), games.draw)))
         paid_B = torch.where(ended_B, 0.0, paid_B)
         paid, terminated, truncated, illegal = (x.cpu().numpy() for x in (paid_B, outcome.terminated_B, outcome.truncated_B, illegal_B))
         return games.observe(), paid, terminated, truncated, {"illegal": illegal}
@@ -226,13 +224,7 @@ def game_settings(given: dict[str, Any]) -> HironakaSettings:
     return replace(HironakaSettings(), **given)
 
 
-def _register() -> None:
-    place = "nip_ray.scenarios.hironaka.environments"
-    for role in ("host", "agent"):
-        name = f"nip_ray/Hironaka{role.capitalize()}-v0"
-        if name not in gymnasium.registry:
-            one, many = f"{place}:HironakaEnv", f"{place}:HironakaVectorEnv"
-            gymnasium.register(name, entry_point=one, vector_entry_point=many, kwargs={"role": role})
-
-
-_register()
+for _role in ROLES:
+    if (_name := f"nip_ray/Hironaka{_role.capitalize()}-v0") not in gymnasium.registry:
+        _one, _many = f"{__name__}:HironakaEnv", f"{__name__}:HironakaVectorEnv"
+        gymnasium.register(_name, entry_point=_one, vector_entry_point=_many, kwargs={"role": _role})

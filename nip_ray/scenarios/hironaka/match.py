@@ -43,6 +43,11 @@ class Played:
     class_T: Tensor
     axis_T: Tensor
 
+    @property
+    def taken_G(self) -> Tensor:
+        """Rounds of a match that each game takes: at least the one in which it is found to be over."""
+        return self.length_G.clamp(min=1)
+
     @classmethod
     def joined(cls, parts: Sequence["Played"]) -> "Played":
         """Several one after the other (at least one)."""
@@ -110,8 +115,8 @@ def play_out(game: Game, host: Player, agent: Player, games: int, draw: torch.Ge
             state, number_B = state.select(index_N).trimmed(), number_B[index_N]
         if len(index_N) == 0:
             return Played(length_G, over_G, *(torch.cat(column) for column in zip(*rounds, strict=True)))
-        class_B = choose(host, game, state, None, None, draw)
-        axis_B = choose(agent, game, state, None, game.choices_KD[class_B], draw)
+        class_B = choose(host, game, state, None, draw)
+        axis_B = choose(agent, game, state, game.choices_KD[class_B], draw)
         rounds.append((number_B, class_B, axis_B))
         state, _ = game.step(state, class_B, axis_B)
 
@@ -131,18 +136,13 @@ def match(
     while spent <= rounds:  # one game more than fill them, which begins as the match ends
         wanted = rounds / 100 if not spent else 1.1 * (rounds - spent) * played / spent
         parts.append(play_out(game, host, agent, max(_SMALLEST, min(_LARGEST, round(wanted))), draw))
-        played, spent = played + len(parts[-1].length_G), spent + int(_rounds_taken(parts[-1]).sum())
+        played, spent = played + len(parts[-1].length_G), spent + int(parts[-1].taken_G.sum())
     return _counted(Played.joined(parts), rounds, *game.choices_KD.shape)
-
-
-def _rounds_taken(played: Played) -> Tensor:
-    """(G,) what a game takes of a match: at least the round in which it is found to be over."""
-    return played.length_G.clamp(min=1)
 
 
 def _counted(played: Played, rounds: int, classes: int, dimension: int) -> MatchResult:
     """The first games that fit into `rounds`, the last of them in part, perhaps none of it. There must be one game more than fill them."""
-    taken_G = _rounds_taken(played).double()
+    taken_G = played.taken_G.double()
     end_G = taken_G.cumsum(0)
     finished = int((end_G <= rounds).sum())
     lengths = taken_G[: finished + 1].long().tolist()  # a game that begins as the match ends is counted too, as published

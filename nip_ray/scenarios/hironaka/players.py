@@ -1,9 +1,9 @@
-"""Players without weights, all games at once, and the wrapper that makes a network a player.
+"""Players without weights, all games at once.
 
-A player is a module ``forward(points, choice, generator) -> score``: points (B, rows, d); choice (B, d) bool, what the host chose, None
-for a host; score (B, K) floats, whose largest legal one is the move (K = 2^d - d - 1 classes of a host, d coordinates of an agent).
-`sees` says which points it wants: "points", the state's own, unscaled, or "features", what `Game.features` makes of them. `draws`
-says whether its moves are drawn: then it needs a generator. For games that are over any score will do.
+A player is a module ``forward(points, choice, generator) -> score``: points (B, rows, d), the state's own, unscaled;
+choice (B, d) bool, what the host chose, None for a host; score (B, K) floats, whose largest legal one is the move (K = 2^d
+- d - 1 classes of a host, d coordinates of an agent). `draws` says whether its moves are drawn: then it needs a generator.
+For games that are over any score will do.
 
 Decisions that matter here:
 - scores instead of moves: the largest of independent uniform numbers is a uniform choice, a mask works on every player alike, and
@@ -31,18 +31,13 @@ Role = Literal["host", "agent"]
 
 
 class Player(nn.Module):
-    """What the players below have in common: `sees`, `draws` and the number of coordinates."""
+    """What the players below have in common: `draws` and the number of coordinates."""
 
-    sees: Literal["points", "features"] = "points"
     draws = False
 
     def __init__(self, dimension: int) -> None:
         super().__init__()
         self.dimension, self.classes = dimension, encode.num_choices(dimension)
-
-    def extra_repr(self) -> str:
-        """The dimension."""
-        return f"dimension={self.dimension}"
 
     def noise(self, points_BMD: Tensor, width: int, generator: torch.Generator | None) -> Tensor:
         """(B, width) uniform numbers. Raises UserError without a generator: nothing is drawn from torch's own."""
@@ -71,13 +66,18 @@ class RandomHost(Player):
         return self.noise(points, self.classes, generator).masked_fill(self.unfit_1K, -1.0)
 
 
-class AllCoordinates(Player):
-    """All coordinates, always."""
+class Fixed(Player):
+    """The same order of preference in every game, the largest score first."""
+
+    score_1K: Tensor
+
+    def __init__(self, score_K: Tensor, dimension: int) -> None:
+        super().__init__(dimension)
+        self.register_buffer("score_1K", score_K.float()[None], persistent=False)  # not in checkpoints: no weight
 
     def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """See the module."""
-        last_B = torch.full((len(points),), self.classes - 1, device=points.device)
-        return self.only(last_B, self.classes)
+        return self.score_1K.to(points.device).expand(len(points), -1)
 
 
 class Zeillinger(Player):
@@ -158,46 +158,20 @@ class RandomAgent(Player):
         return self.noise(points, self.dimension, generator)
 
 
-class ChooseFirst(Player):
-    """The smallest coordinate of the choice."""
-
-    def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """See the module."""
-        return -torch.arange(float(self.dimension), device=points.device).expand(len(points), -1)
-
-
-class ChooseLast(Player):
-    """The largest coordinate of the choice."""
-
-    def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """See the module."""
-        return torch.arange(float(self.dimension), device=points.device).expand(len(points), -1)
-
-
-class NetworkPlayer(Player):
-    """A network that maps `encode.flat` features, (B, m d) of a host and (B, m d + d) of an agent, to scores."""
-
-    sees = "features"
-
-    def __init__(self, dimension: int, network: nn.Module) -> None:
-        super().__init__(dimension)
-        self.network = network
-
-    def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """See the module; `points` are features (B, max_points, d)."""
-        return self.network(encode.flat(points, choice))
-
-
 HOSTS: dict[str, Callable[[int], Player]] = {
     "random": RandomHost,
     "random_all": lambda dimension: RandomHost(dimension, pairs=False),
-    "all_coordinates": AllCoordinates,
+    "all_coordinates": lambda dimension: Fixed(torch.arange(encode.num_choices(dimension)), dimension),  # the last class
     "zeillinger": Zeillinger,
     "weak_spivakovsky": WeakSpivakovsky,
 }
 """Hosts by name; each is made from the dimension."""
 
-AGENTS: dict[str, Callable[[int], Player]] = {"random": RandomAgent, "choose_first": ChooseFirst, "choose_last": ChooseLast}
+AGENTS: dict[str, Callable[[int], Player]] = {
+    "random": RandomAgent,
+    "choose_first": lambda dimension: Fixed(-torch.arange(dimension), dimension),
+    "choose_last": lambda dimension: Fixed(torch.arange(dimension), dimension),
+}
 """Agents by name."""
 
 
@@ -212,20 +186,6 @@ def scripted(role: Role, name: str, dimension: int) -> Player:
     return table[found](dimension)
 
 
-def choose(
-    player: Player,
-    game: Game,
-    state: State,
-    seen: Tensor | None,
-    choice_BD: Tensor | None,
-    generator: torch.Generator,
-) -> Tensor:
-    """(B,) int64: the player's best legal moves.
-
-    seen: the features of the state, for players that want them (None: made here). choice_BD: what the host chose, None for the host.
-    """
-    if player.sees == "features":
-        score_BK = player(game.features(state) if seen is None else seen, choice_BD, generator)
-    else:
-        score_BK = player(state.points, choice_BD, generator)
-    return encode.masked(score_BK, choice_BD).argmax(1)
+def choose(player: Player, game: Game, state: State, choice_BD: Tensor | None, generator: torch.Generator) -> Tensor:
+    """(B,) int64: the player's best legal moves. choice_BD: what the host chose, None for the host."""
+    return encode.masked(player(state.points, choice_BD, generator), choice_BD).argmax(1)

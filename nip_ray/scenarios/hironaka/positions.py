@@ -50,9 +50,8 @@ class Rules(GameRules[Position]):
         if not bool(moved_B.any()):
             nothing_B2 = torch.zeros(len(class_B), 2, device=class_B.device)
             return replace(position, class_B=class_B), Judgement(nothing_B2, torch.zeros_like(moved_B))
-        legal_B = (class_B >= 0) & (class_B < len(self.game.choices_KD))
         held = replace(position.state, cut_B=~moved_B)  # a game that is cut off stays as it is
-        state, outcome = self.game.step(held, torch.where(legal_B, class_B, 0), torch.where(legal_B, axis_B, -1))
+        state, outcome = self.game.step(held, class_B, axis_B)
         state = replace(state, cut_B=torch.where(moved_B, state.cut_B, position.state.cut_B)).trimmed()
         after = Position(position.id_B, state, torch.where(moved_B, -1, class_B))
         paid_B2 = torch.stack((outcome.host_reward_B, outcome.agent_reward_B), 1)

@@ -24,7 +24,7 @@ from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.match import Played, play_out
 from nip_ray.scenarios.hironaka.players import Player, Role, choose, scripted
 from nip_ray.scenarios.hironaka.positions import Position, Rules
-from nip_ray.scenarios.hironaka.tree import Node, resolution_tree
+from nip_ray.scenarios.hironaka.tree import resolution_tree
 from nip_ray.seeding import generator
 from nip_ray.settings.hironaka import SCRIPTED, HironakaSettings
 
@@ -59,31 +59,24 @@ def host_of(made: Rules, id: int, said_RACM: Tensor, hosts: Sequence[Player]) ->
             break
         if (said := int(said_ACM[0].max())) >= 0:
             state = position.state
-            left = [host for host in left if int(choose(host, made.game, state, None, None, no_luck)[0]) == said]
+            left = [host for host in left if int(choose(host, made.game, state, None, no_luck)[0]) == said]
         position, _ = made.advance(position, said_ACM[None])
     return left[0] if left else None
 
 
 def tree_of(game: Game, host: Player, start_MD: Tensor) -> dict[str, Any] | None:
-    """The tree as mappings: count (of points), over, choice, axis (the answer that led here), children. None for a host that draws."""
+    """The tree (`Node.record`), as deep as `_MOST_NODES` positions allow. None for a host that draws."""
     if host.draws:
         return None
     depth, nodes = 0, 1
     while (more := nodes + game.settings.dimension ** (depth + 1)) <= _MOST_NODES:
         depth, nodes = depth + 1, more
-    return _record(resolution_tree(game, host, start_MD, depth))
+    return resolution_tree(game, host, start_MD, depth).record()
 
 
 def _entry(position: Position) -> dict[str, Any]:
     points_MD = position.state.points[0]
     return {"round": int(position.state.round_B[0]), "points": points_MD[rules.live(points_MD[None])[0]].tolist()}
-
-
-def _record(node: Node) -> dict[str, Any]:
-    made: dict[str, Any] = {"count": len(node.points), "over": node.over, "choice": list(node.choice)}
-    if node.axis is not None:
-        made["axis"] = node.axis
-    return {**made, "children": [_record(child) for child in node.children]}
 
 
 OWN = "own"
@@ -108,7 +101,14 @@ def rho_figures(
             if OWN not in (host, agent):
                 continue
             draw = generator(seed, "rho", host, agent, device=game.device)
-            played = _played(game, own_hosts, own_agents, settings.rho_games, draw)
+            pairs = list(product(own_hosts, own_agents))  # all play about equally many of the games
+            shares = [len(range(number, settings.rho_games, len(pairs))) for number in range(len(pairs))]
+            parts = [
+                play_out(game, one.to(game.device), other.to(game.device), games, draw)
+                for (one, other), games in zip(pairs, shares, strict=True)
+                if games
+            ]
+            played = Played.joined(parts)
             begun_G, length_G = played.length_G > 0, played.length_G
             figures |= {f"rho/{host}-{agent}": (begun_G, length_G), f"finished/{host}-{agent}": (begun_G & played.over_G, length_G)}
             if host == agent == OWN:
@@ -118,15 +118,6 @@ def rho_figures(
 
 def _table(role: Role, own: Sequence[Player], settings: HironakaSettings) -> dict[str, Sequence[Player]]:
     return {OWN: own, **{name: [scripted(role, name, settings.dimension)] for name in SCRIPTED[role]}}
-
-
-def _played(game: Game, hosts: Sequence[Player], agents: Sequence[Player], games: int, draw: torch.Generator) -> Played:
-    """So many games, as evenly as can be among the pairs."""
-    pairs = list(product(hosts, agents))
-    shares = [len(range(number, games, len(pairs))) for number in range(len(pairs))]
-    return Played.joined(
-        [play_out(game, host.to(game.device), agent.to(game.device), n, draw) for (host, agent), n in zip(pairs, shares, strict=True) if n]
-    )
 
 
 def _own_figures(played: Played, game: Game) -> dict[str, tuple[Tensor, Tensor]]:

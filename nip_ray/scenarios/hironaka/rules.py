@@ -46,11 +46,6 @@ def count(points_BMD: Tensor) -> Tensor:
     return _sum(planes(points_BMD)[:, 0] >= 0).long()
 
 
-def over(points_BMD: Tensor) -> Tensor:
-    """(B,) bool: at most one point is left."""
-    return count(points_BMD) <= 1
-
-
 def legal(choice_BD: Tensor, axis_B: Tensor) -> Tensor:
     """(B,) bool: the host chose at least two coordinates (`choice_BD`, bool), and the agent one of them (`axis_B`, int64, of any value)."""
     inside_B = choice_BD.gather(1, axis_B.clamp(0, choice_BD.shape[1] - 1)[:, None])[:, 0]

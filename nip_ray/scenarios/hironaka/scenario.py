@@ -102,7 +102,7 @@ class Hironaka(Scenario):
         return extras
 
     def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Games per round against all scripted players, and what is chosen; see `figures.rho_figures`."""
+        """Games per round against all scripted players, and what is chosen; see `records.rho_figures`."""
         training = {role: networks[role].training for role in ROLES}
         players = {role: self.players(role, networks[role].eval()) for role in ROLES}
         try:

@@ -30,14 +30,11 @@ class Node:
     children: list["Node"] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON."""
-        return {
-            "points": [list(point) for point in self.points],
-            "over": self.over,
-            "axis": self.axis,
-            "choice": list(self.choice),
-            "children": [child.record() for child in self.children],
-        }
+        """As plain JSON: count (of points), over, choice, axis (where there is one), children."""
+        made: dict[str, Any] = {"count": len(self.points), "over": self.over, "choice": list(self.choice)}
+        if self.axis is not None:
+            made["axis"] = self.axis
+        return {**made, "children": [child.record() for child in self.children]}
 
 
 @dataclass(frozen=True)
@@ -103,8 +100,7 @@ def _must_be_fixed(host: Player) -> None:
 
 def _answers(game: Game, host: Player, state: State) -> tuple[State, Tensor, Tensor, Tensor]:
     """All positions after one round, the host's classes (B,), and of each position its parent's index and the answer."""
-    seen = game.features(state) if host.sees == "features" else state.points
-    class_B = host(seen, None, None).argmax(1)
+    class_B = host(state.points, None, None).argmax(1)
     parent_N, axis_N = game.choices_KD[class_B].nonzero(as_tuple=True)
     after, _ = game.step(state.select(parent_N), class_B[parent_N], axis_N)
     return after, class_B, parent_N, axis_N

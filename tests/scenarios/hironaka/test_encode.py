@@ -27,9 +27,3 @@ def test_every_class_has_its_subset_and_every_subset_its_class(dimension: int) -
 def test_other_dimensions_are_refused(dimension: int) -> None:
     with pytest.raises(UserError, match="expected 2 to 10"):
         encode.num_choices(dimension)
-
-
-def test_the_agent_sees_the_choice_behind_the_points() -> None:
-    features = torch.arange(12.0).view(1, 4, 3)
-    assert encode.flat(features, None).tolist() == [list(range(12))]
-    assert encode.flat(features, torch.tensor([[True, False, True]])).tolist() == [[*range(12), 1, 0, 1]]

@@ -56,7 +56,7 @@ def test_agents_take_first_last_and_any_coordinate_of_the_choice() -> None:
     game, draw = Game(HironakaSettings(dimension=4)), torch.Generator().manual_seed(0)
     class_B = torch.arange(11).repeat(300)
     state, choice_BD = game.random_start(len(class_B), draw), game.choices_KD[class_B]
-    moves = {name: choose(scripted("agent", name, 4), game, state, None, choice_BD, draw) for name in AGENTS}
+    moves = {name: choose(scripted("agent", name, 4), game, state, choice_BD, draw) for name in AGENTS}
     for choice, first, last in zip(choice_BD.tolist(), moves["choose_first"].tolist(), moves["choose_last"].tolist()):
         assert (first, last) == (choice.index(True), 3 - choice[::-1].index(True))
     for k in range(11):

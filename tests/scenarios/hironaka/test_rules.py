@@ -61,10 +61,6 @@ def test_features_are_padded_contiguous_and_at_most_one(games: Games) -> None:
     assert torch.equal(rules.features(points, points.shape[1], scale=False), points)
 
 
-def test_one_point_is_the_end() -> None:
-    assert rules.over(tensor([[(1, 2)], [(1, 2), (2, 1)]])).tolist() == [True, False]
-
-
 def test_reposition_touches_every_plane_and_leaves_padding() -> None:
     points = tensor([[(3, 2), (2, 5)], [(7, 7)]], rows=3)
     assert rules.reposition(points).tolist() == [[[1, 0], [0, 3], [-1, -1]], [[0, 0], [-1, -1], [-1, -1]]]

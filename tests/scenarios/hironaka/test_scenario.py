@@ -215,7 +215,7 @@ def test_a_network_sees_the_points_of_a_match_as_in_its_training(seen: dict[str,
     torch.testing.assert_close(player.observation(state.points, None)["points"], obs["points"])
     logits = network(obs, True, False)[0].message[:, 0, :4]
     torch.testing.assert_close(player(state.points), logits)
-    assert torch.equal(choose(player, game, state, None, None, generator(0, "none")), logits.argmax(1))
+    assert torch.equal(choose(player, game, state, None, generator(0, "none")), logits.argmax(1))
 
 
 def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:

@@ -63,7 +63,7 @@ def test_a_tree_holds_every_answer_down_to_its_depth() -> None:
     for points, game in zip(starts(4), plain(starts(4))):
         tree = resolution_tree(GAME, ZEILLINGER, points, depth=4)
         sizes.append(check(tree, lists.minimal(game), 4))
-        assert json.loads(json.dumps(tree.record()))["points"] == [list(p) for p in tree.points]
+        assert json.loads(json.dumps(tree.record()))["count"] == len(tree.points)
     assert max(sizes) > 10
 
 
