@@ -167,7 +167,9 @@ def _curves(summary: Summary) -> "list[Series]":
     from nip_ray.evaluation.report.panels import Series
 
     made: list[Series] = []
-    found = [(one, [curve for t in one.trials if (curve := {i: x for i, x in t.curve if math.isfinite(x)})]) for one in summary.ranked]
+    found = [
+        (one, [curve for t in one.trials if (curve := {float(i): x for i, x in t.curve if math.isfinite(x)})]) for one in summary.ranked
+    ]
     for number, (setting, seeds) in enumerate([(one, seeds) for one, seeds in found if seeds][: CURVES_NAMED + CURVES_GREY]):
         if number < CURVES_NAMED and (whole := mean_and_range(label(setting, summary) or "the setting", seeds, number)) is not None:
             made.append(whole)
@@ -186,6 +188,7 @@ def _points(name: str, own: Sequence[tuple[float, SettingSummary]], metric: str,
     yield Series("", *_columns([(at, x) for at, x, done in seeds if not done]), colour, "hollow")
 
 
-def _columns(points: Sequence[tuple[float, float]]) -> Any:
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[Any, Any]:
     """x (N,) and y (N,) of points."""
-    return np.array(points, dtype=np.float64).reshape(-1, 2).T
+    x_N, y_N = np.array(points, dtype=np.float64).reshape(-1, 2).T
+    return x_N, y_N

@@ -95,8 +95,10 @@ def _environment() -> "Environment":
     def spelled_out(value: Any) -> Any:
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
-    loader, options = FileSystemLoader(TEMPLATES), {"trim_blocks": True, "lstrip_blocks": True}
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=spelled_out, **options)
+    loader = FileSystemLoader(TEMPLATES)
+    return Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=spelled_out
+    )
 
 
 def policy(style: str, script: str, connect: bool = False) -> str:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import agent_settings
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations, refuse_unfit
+from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations
+from nip_ray.evaluation.attack_table import refuse_unfit
 from nip_ray.evaluation.enumerated import attack_as_exact, distinct_part
 from nip_ray.play.scenario import Scenario
 from nip_ray.progress import progress_line
