@@ -27,7 +27,18 @@ from nip_ray.evaluation.report.describe import describe, section
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
 from nip_ray.evaluation.report.panels import Panel, Series, agents, varies
-from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, figure_of, finite, interval_words, percent_words, read_run
+from nip_ray.evaluation.report.source import (
+    EXACT,
+    Figure,
+    Record,
+    RunSource,
+    cell,
+    figure_of,
+    finite,
+    interval_words,
+    percent_words,
+    read_run,
+)
 from nip_ray.evaluation.report.trust import every_message, examined_words, heat_map, is_held_out, soundness_error
 
 MAX_RUNS, MAX_GROUPS = 64, 8
@@ -170,7 +181,7 @@ def _runs(run_dirs: Sequence[Path]) -> list[Run]:
         raise UserError(f"compare: {twice} is named twice; name each run once")
     if len(paths) > MAX_RUNS:
         raise UserError(f"compare: {len(paths)} runs are too many for one page; name at most {MAX_RUNS}")
-    return [Run(name, read_run(path)) for name, path in zip(_names(resolved), paths)]
+    return [Run(name, read_run(path)) for name, path in zip(names_apart(resolved), paths)]
 
 
 def _refuse_strangers(runs: Sequence[Run]) -> None:
@@ -225,7 +236,7 @@ def _refuse_twins(groups: Sequence[Group]) -> None:
                 raise UserError(f"compare: {twin.name} and {run.name} have the same config and the same seed, {run.seed}; name one of them")
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def names_apart(paths: Sequence[Path]) -> list[str]:
     """The folders' own names, with as much of their paths before them as tells all apart."""
     depth, names = 1, [path.name for path in paths]
     while len(set(names)) < len(names):
@@ -303,7 +314,7 @@ def _figures(groups: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
     """The heads of the columns, and a row for each figure that at least one group has."""
     rows = []
     for key, label in _labels(groups).items():
-        cells = [_cell(group_figure(group, key), _is_share(key)) for group in groups]
+        cells = [cell(group_figure(group, key), _is_share(key)) for group in groups]
         if any(figure for figure, _ in cells):
             rows.append([short(label, 120), *cells])
     return [group.label for group in groups], rows[:60]
@@ -313,17 +324,11 @@ def _is_share(key: str) -> bool:
     return key == _ERROR or (key.startswith("verifier/") and key in NAMES)
 
 
-def _cell(figure: Figure | None, shares: bool) -> tuple[str, str]:
-    if figure is None:
-        return "", ""
-    return percent_words(figure.estimate) if shares else f"{figure.estimate:.3g}", interval_words(figure, shares)
-
-
 def _run_row(run: Run, group: Group) -> list[Any]:
     """The cells below `_RUN_HEAD`."""
     keys = ("verifier/accuracy", "verifier/completeness", "verifier/soundness", _ERROR)
     iterations = f"{run.source.rows[-1]['iteration']:,.0f}"
-    return [run.name, group.label, run.seed, iterations, *(_cell(_run_figure(run.source, key), True) for key in keys)]
+    return [run.name, group.label, run.seed, iterations, *(cell(_run_figure(run.source, key), True) for key in keys)]
 
 
 def _sentence(groups: Sequence[Group]) -> str:
