@@ -38,10 +38,13 @@ against any of them, and every_wrong, every_fooled: whatever is said."""
 
 @dataclass
 class AttackTable:
-    """The document of an attack, goal by goal. how: what stands in the table of each goal besides: verifier, seed, settings."""
+    """The document of an attack, goal by goal. how: what stands in the table of each goal besides: verifier, seed, settings. latest: see
+    `strongest`.
+    """
 
     protocol: Protocol
     how: Mapping[str, Any]
+    latest: bool = False
     document: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     parts: list[ByInstance] = field(default_factory=list)
@@ -69,10 +72,10 @@ class AttackTable:
             **({"roles": list(roles)} if roles else {}),
         }
         table = {**about, "attackers": list(rows), "any_attacker": None, "every_message": None, **more}
-        self._enter(goal, strongest(rows) if winner is None else winner, table)
+        self._enter(goal, strongest(rows, self.latest) if winner is None else winner, table)
         for who, (own, every) in by_member.items():
             member = self.document.setdefault("deciders_under_attack", {}).setdefault(who, {})
-            record = choose(own, strongest(own))
+            record = choose(own, strongest(own, self.latest))
             member |= entries_of(self.protocol, goal, record, {"attackers": own, **every})
 
     def _enter(self, goal: str, winner: int, table: dict[str, Any]) -> None:
@@ -112,9 +115,10 @@ class AttackTable:
         }
 
 
-def strongest(rows: Sequence[Row]) -> int:
-    """The number of the row that counts: of the fewest rightly judged instances in "selection", the first among equals."""
-    return min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], row))
+def strongest(rows: Sequence[Row], latest: bool = False) -> int:
+    """The number of the row that counts: of the fewest rightly judged instances in "selection". latest: the last among equals, not the
+    first."""
+    return min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row if latest else row))
 
 
 def choose(rows: Sequence[Row], winner: int) -> dict[str, Any]:

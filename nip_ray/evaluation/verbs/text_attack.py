@@ -64,7 +64,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         keys = "evaluation.attack.text_best_of, text_prompts and text_proposed_prompts"
         raise UserError(f"{keys}: not available with more than two verdicts, as in {protocol.name}; leave them out")
     counting = {name: getattr(settings, name) for name in ("max_instances", *SEARCHES)} | {"text_iterations": _iterations(config, settings)}
-    table = AttackTable(protocol, {"verifier": "sampled", "seed": config.seed, "settings": counting})
+    table = AttackTable(protocol, {"verifier": "sampled", "seed": config.seed, "settings": counting}, latest=True)
     for goal in attacked_goals(protocol, settings):
         wanted = wanted_for(protocol, goal)
         agents = paid_agents(protocol, wanted)
@@ -74,7 +74,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         folder, about = _trained(run_dir, goal, derived, wanted, attacking_roles(protocol, wanted), quiet, settings)
         tried = _tried(folder, derived)
         rows = _rows(tried, protocol, wanted)
-        winner = strongest(rows)
+        winner = strongest(rows, latest=True)
         table.parts.append(_by_item(tried[winner].held_out, wanted))  # with more than two verdicts no search goes on from the winner
         searched, prompts = _searched(folder, derived, about, agents, settings, rows[winner])
         members = protocol.panel.members if protocol.panel is not None else ()
@@ -350,7 +350,7 @@ class Tried:
 
 
 def _tried(run_dir: Path, config: TextExperimentConfig) -> list[Tried]:
-    """What the attack made of the run's own prover, and that as it was."""
+    """The run's own prover, and what the attack made of it."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
@@ -359,7 +359,7 @@ def _tried(run_dir: Path, config: TextExperimentConfig) -> list[Tried]:
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
     last, learned = config.iterations - 1, learns_from_tokens(config)  # who learns so does it in an iteration before its test, not after it
     found = []
-    for name, iteration in (("continued", last), ("own", 0)) if last or learned else (("own", 0),):
+    for name, iteration in (("own", 0), ("continued", last)) if last or learned else (("own", 0),):
         tested = -1 if learned and name == "own" else iteration
         trained = read_dialogues(rollout_file(run_dir, "train", iteration), by_id["train"])
         held_out = read_dialogues(rollout_file(run_dir, "test", tested), by_id["test"])
