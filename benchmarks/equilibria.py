@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _equilibrium import GameTree, grow
 from torch import Tensor, nn
 
 from nip_ray.config.load import config_from_dict
-from nip_ray.evaluation.equilibrium import GameTree, grow
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
 from nip_ray.play.scenario import Scenario
 from nip_ray.runs.experiment import run_experiment

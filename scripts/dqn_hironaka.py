@@ -24,13 +24,17 @@ def train(arguments: Namespace) -> None:
     """One run for each seed under the role's config; prints a line of JSON for each."""
     from nip_ray import run_experiment
     from nip_ray.config.load import load_config
-    from nip_ray.evaluation.verbs.matches import matches_of_run
+    from nip_ray.evaluation.verbs.matches import play_match
+    from nip_ray.settings.hironaka import SCRIPTED
 
     settings = list(arguments.settings) if arguments.iterations is None else [f"iterations={arguments.iterations}", *arguments.settings]
     for seed in arguments.seeds:
         config = load_config(CONFIGS / f"hironaka_{arguments.role}.yaml", [*settings, f"seed={seed}"])
         result = run_experiment(config, arguments.out / f"{config.name}-seed{seed}")
-        games = matches_of_run(result.run_dir, arguments.role, arguments.rounds)
+        own, games = str(result.run_dir), {}
+        for other in SCRIPTED["agent" if arguments.role == "host" else "host"]:
+            played = play_match(*((own, other) if arguments.role == "host" else (other, own)), arguments.rounds)
+            games[other] = {key: played[key] for key in ("games", "standard_error")}
         print(json.dumps({"run_dir": str(result.run_dir), "seed": seed, "games": games}), flush=True)
 
 

@@ -105,6 +105,6 @@ def watch(
     """Serve a live report of a running experiment on 127.0.0.1, until Ctrl-C."""
     with errors():
         check_run_dir(run_dir)
-        from nip_ray.runs.watch import watch as serve
+        from nip_ray.runs.view import watch as serve
 
         serve(run_dir, port, told=lambda url: typer.echo(url))

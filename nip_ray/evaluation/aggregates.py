@@ -42,8 +42,9 @@ def paired_difference(first_B: npt.ArrayLike, second_B: npt.ArrayLike) -> Mean:
         return Mean(None, None, None, 0)
     both, only, other = (int(np.count_nonzero(x)) for x in (first & second, first & ~second, ~first & second))
     neither = n - both - only - other
-    lower_1, upper_1 = _wilson(both + only, n)
-    lower_2, upper_2 = _wilson(both + other, n)
+    from scipy.stats import binomtest  # here, not above: it takes a second to load
+
+    (lower_1, upper_1), (lower_2, upper_2) = (binomtest(k, n).proportion_ci(method="wilson") for k in (both + only, both + other))
     share_1, share_2 = (both + only) / n, (both + other) / n
     phi = _correlation(both, only, other, neither)
     below = (share_1 - lower_1, upper_2 - share_2)
@@ -138,14 +139,6 @@ def _ends(estimate: float, drawn_R: Array, wider: float, shares_R: Array | None)
     lower, upper = np.percentile(shares_R, (2.5, 97.5))
     below, above = max(below, estimate - lower), max(above, upper - estimate)
     return max(0.0, float(estimate - below)), min(1.0, float(estimate + above))
-
-
-def _wilson(successes: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a share."""
-    share, z2 = successes / n, Z95**2
-    middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _correlation(both: int, only: int, other: int, neither: int) -> float:

@@ -1,8 +1,10 @@
-"""`view`: one page over the runs of a folder: a table, their curves over one another, their transcripts side by side; it follows live runs.
+"""`view`: one page over the runs of a folder, their table, curves and transcripts side by side; `watch`: the report of one of them, live.
 
 Decisions that matter here:
 - the page comes without data and asks for it: `/runs` every two seconds (answered by 204 while nothing has changed), `/settings`, `/curves`
   and `/episodes` for what is picked; `/run/PLACE/` is the report of a run, as `watch` serves it;
+- a live report asks for its mark every two seconds and loads itself again when that has changed. The mark changes with the files that the
+  page is made of, but at most once in `every_s` seconds: drawing takes a second or two, which the run could use;
 - a run is named by its place in the listing, never by a path: what is not in the listing is not there, and a run whose files are links that
   lead out of the folder is refused. Nothing is written;
 - rows of metrics are kept while their file is the same, the newest `_ROWS_KEPT` files.
@@ -13,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -27,7 +30,7 @@ from nip_ray.evaluation.report.page import rendered
 from nip_ray.evaluation.report.source import Row, metric_rows, read_run
 from nip_ray.play.transcripts import visible
 from nip_ray.runs.pages import ADDRESS, Answer, PageServer
-from nip_ray.runs.watch import LivePage
+from nip_ray.storage.files import is_locked
 from nip_ray.storage.folder import CONFIG, LOCK, METRICS, json_ready
 from nip_ray.storage.listing import STATES, Listed, list_runs
 
@@ -36,11 +39,34 @@ MAX_CURVES, MAX_BESIDE = 24, 4
 _POINTS = 600  # of a curve: about one a pixel
 _EVERY_S = 1.0  # between two looks at the folder
 _ROWS_KEPT, _MAX_FIELDS = 64, 200
-_READ = (CONFIG, METRICS, LOCK, "evaluation.json", "cross_play.json", "instances.json", "environment.json", "run.json")
+_SHOWN = (METRICS, CONFIG, "evaluation.json", "cross_play.json", "instances.json")  # of which a report is made
+_READ = (*_SHOWN, LOCK, "environment.json", "run.json")
 _READ_FOLDERS = ("transcripts", "items")
 _PHASES = ("time/iteration_s", "time/evaluate_s", "time/checkpoint_s")
 
 Query = Mapping[str, Sequence[str]]
+
+
+class LivePage:
+    """The newest report of a run. every_s: between two drawings. render: (folder, mark) -> page, the report's own unless it is given."""
+
+    def __init__(self, run_dir: Path, every_s: float = 5.0, render: Callable[[Path, str], str] | None = None) -> None:
+        self.run_dir, self.every_s, self._render = run_dir, every_s, render or _live_report
+        self._lock, self._mark, self._page, self._drawn = threading.Lock(), "", b"", -float("inf")
+
+    def answer(self, path: str) -> Answer | None:
+        """The page for "/", drawn again where that is due, and for "/mark" the mark that it has, or would have."""
+        if path not in ("/", "/mark"):
+            return None
+        with self._lock:
+            fresh = self._mark and time.monotonic() - self._drawn < self.every_s
+            mark = self._mark if fresh else _state(self.run_dir)
+            if path == "/mark":
+                return Answer(mark.encode(), "text/plain")
+            if mark != self._mark:
+                self._page = self._render(self.run_dir, mark).encode("utf-8", errors="replace")
+                self._mark, self._drawn = mark, time.monotonic()
+            return Answer(self._page)
 
 
 class RunsPage:
@@ -159,6 +185,39 @@ def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[st
     """
     with PageServer(RunsPage(folder), port, host) as server:
         server.serve(told)
+
+
+def watch(run_dir: Path, port: int = 0, *, told: Callable[[str], None] = print) -> None:
+    """Serve the live report of a run until Ctrl-C, to this machine alone. told: as in `view`.
+
+    Raises UserError when `run_dir` holds no run, or the port cannot be had.
+    """
+    run_dir = Path(run_dir)
+    if not (run_dir / CONFIG).is_file() and not (run_dir / METRICS).is_file():
+        raise UserError(f"{run_dir}: not a run folder (it has no {CONFIG}); give the folder that `nip-ray train` printed")
+    with PageServer(LivePage(run_dir), port) as server:
+        server.serve(told)
+
+
+def _live_report(run_dir: Path, mark: str) -> str:
+    """The report, or a page that waits for it while there is nothing to report."""
+    from nip_ray.evaluation.report import report_page
+    from nip_ray.evaluation.report.page import sections
+
+    try:
+        return report_page(run_dir, live=mark, running=is_locked(run_dir / LOCK))[0]
+    except UserError as error:
+        return sections("report", run_dir.resolve().name[:100], "Waiting for the first iteration.", [str(error)], live=mark)
+
+
+def _state(run_dir: Path) -> str:
+    """A mark of what a report is made of: names, sizes and times of files, and whether a process is writing the run."""
+    told = [str(is_locked(run_dir / LOCK))]
+    for path in [run_dir / name for name in _SHOWN] + sorted((run_dir / "transcripts").glob("*.jsonl"))[-2:]:
+        with suppress(OSError):  # not there yet, or not any more
+            stat = path.stat()
+            told.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns}")
+    return _mark(told)
 
 
 def _told(run: Listed) -> dict[str, Any]:

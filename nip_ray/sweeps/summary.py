@@ -119,7 +119,7 @@ def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary
     order = sorted(range(len(unranked)), key=lambda i: _merit(unranked[i], sign))
     place = {index: rank for rank, index in enumerate(order, 1)}
     ranked = tuple(replace(one, rank=place[i]) for i, one in enumerate(unranked))
-    best = next((one for one in ranked if one.rank == 1 and _known(one) is not None), None)
+    best = next((one for one in ranked if one.rank == 1 and known(one) is not None), None)
     best_trial = None if best is None else _best_trial(best, settings.metric, sign)
     seconds = sum(trial.seconds for trial in trials)
     return Summary(settings.metric, settings.mode, ranked, best, best_trial, _note(best, ranked, settings.mode), _counted(trials), seconds)
@@ -172,7 +172,7 @@ def headline(summary: Summary) -> str:
     if best is None:
         return f"No trial has the figure {summary.metric}."
     name = label(best, summary) or "the only setting"
-    figure = _known(best)
+    figure = known(best)
     if not best.figures:
         return f"No trial ran to its end; {name} was at {summary.metric} {number(figure)} when it was left."
     of = f"mean of {len(best.figures)} seeds: {each(best.figures)}" if len(best.figures) > 1 else "of one seed"
@@ -253,25 +253,25 @@ def _record(setting: SettingSummary) -> dict[str, Any]:
     return {"estimate": setting.mean, "n": len(setting.figures), "figures": list(setting.figures)}
 
 
-def _known(setting: SettingSummary) -> float | None:
-    """The figure by which a setting is ranked."""
+def known(setting: SettingSummary) -> float | None:
+    """The figure by which a setting is ranked, and at which it is drawn."""
     return setting.last if setting.mean is None else setting.mean
 
 
 def _merit(setting: SettingSummary, sign: int) -> tuple[int, float]:
     """Smaller is better: all seeds done, then some, then none, then nothing known; within these by the figure."""
-    known = _known(setting)
-    if known is None:
+    figure = known(setting)
+    if figure is None:
         return (3, 0.0)
     tier = 0 if setting.complete else 1 if setting.figures else 2
-    return (tier, -sign * known)
+    return (tier, -sign * figure)
 
 
 def _best_trial(best: SettingSummary, metric: str, sign: int) -> TrialRecord:
     """The setting's best trial among those that ran to their end, or among all where none did."""
-    known = [(trial, x) for trial in best.trials if (x := figure_of(trial, metric)) is not None]
-    done = [pair for pair in known if pair[0].status == "done"]
-    return max(done or known, key=lambda pair: sign * pair[1])[0]
+    figures = [(trial, x) for trial in best.trials if (x := figure_of(trial, metric)) is not None]
+    done = [pair for pair in figures if pair[0].status == "done"]
+    return max(done or figures, key=lambda pair: sign * pair[1])[0]
 
 
 def _counted(trials: Sequence[TrialRecord]) -> dict[str, int]:
@@ -281,7 +281,7 @@ def _counted(trials: Sequence[TrialRecord]) -> dict[str, int]:
 
 def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode: str) -> str:
     """What must be said of the best setting's figure."""
-    compared = [one for one in settings if _known(one) is not None]
+    compared = [one for one in settings if known(one) is not None]
     if best is None:
         return ""
     notes = []
@@ -301,7 +301,7 @@ def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode:
 
 def _ties(best: SettingSummary, compared: Sequence[SettingSummary]) -> list[str]:
     """Others with the very same figure: then the best is only the first of them."""
-    same = sum(one is not best and one.complete == best.complete and _known(one) == _known(best) for one in compared)
+    same = sum(one is not best and one.complete == best.complete and known(one) == known(best) for one in compared)
     return [f"{same} other{'' if same == 1 else 's'} {'has' if same == 1 else 'have'} the very same figure."] if same else []
 
 

@@ -13,7 +13,7 @@ from nip_ray.evaluation.intervals import proportion
 from nip_ray.evaluation.report import write_report
 from nip_ray.evaluation.report.compare import write_comparison
 from nip_ray.runs.pages import PageServer
-from nip_ray.runs.watch import LivePage
+from nip_ray.runs.view import LivePage
 
 pytestmark = pytest.mark.browser
 

@@ -11,7 +11,8 @@ import torch
 from scipy import stats
 from torch import nn
 
-from nip_ray.evaluation.attack import AttackTarget, _Attack, attacked, attacking_agents
+from nip_ray.evaluation.attack import AttackTarget, _Attack, attacked
+from nip_ray.evaluation.attack_table import attacking_agents
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.settings.attack import AttackSettings
 from tests.builders import graph_scenario, one_thread

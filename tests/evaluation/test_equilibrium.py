@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.equilibrium import grow
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import ACCEPT, REJECT, build
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from _equilibrium import grow
 from _two_steps import TwoSteps, TwoStepsSettings
 from own_scenario import Haystack, HaystackSettings
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nip_ray.evaluation.protocols_page import ENTRIES, drawing, page
 from nip_ray.protocols import Protocol, build
+from nip_ray.protocols.drawing import drawing
 from nip_ray.protocols.tables import SHIPPED
+from scripts.protocols_page import ENTRIES, page
 
 ROOT = Path(__file__).parents[2]
 NOT_COMPARED = {"multi_channel_test", "matrix_game", "kuhn_poker", "hironaka"}
@@ -16,7 +17,7 @@ NOT_COMPARED = {"multi_channel_test", "matrix_game", "kuhn_poker", "hironaka"}
 
 def test_the_page_is_up_to_date() -> None:
     text = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8")
-    assert text == page(), "write it again: python -m nip_ray.evaluation.protocols_page > docs/protocols.md"
+    assert text == page(), "write it again: python scripts/protocols_page.py > docs/protocols.md"
 
 
 def test_every_protocol_is_on_it_and_every_table_is_one_that_is_played() -> None:

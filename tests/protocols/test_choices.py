@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import attacking_agents, attacking_roles
+from nip_ray.evaluation.attack_table import attacking_agents, attacking_roles
 from nip_ray.evaluation.claims import sides
 from nip_ray.evaluation.message_tree import MessageTree, exact_for
 from nip_ray.learning.policy import FORBIDDEN_BELOW

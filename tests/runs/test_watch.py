@@ -15,7 +15,7 @@ import pytest
 
 from nip_ray.errors import UserError
 from nip_ray.runs.pages import PageServer
-from nip_ray.runs.watch import LivePage, is_running
+from nip_ray.runs.view import LivePage
 from nip_ray.storage.folder import lock
 
 
@@ -74,12 +74,15 @@ def test_the_page_is_drawn_once_and_anew_when_the_run_goes_on(server: PageServer
 
 def test_a_run_goes_on_as_long_as_its_lock_is_held(folder: Path) -> None:
     live = LivePage(folder, every_s=0.0, render=lambda path, mark: "page")
-    assert not is_running(folder)
-    ended = live.mark()
+
+    def mark() -> bytes | None:
+        answer = live.answer("/mark")
+        return answer and answer.body
+
+    ended = mark()
     with lock(folder):
-        assert is_running(folder)
-        assert live.mark() != ended
-    assert not is_running(folder)
+        assert mark() != ended
+    assert mark() == ended
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example:{port}", "127.0.0.1:{port}@evil"])
@@ -98,7 +101,9 @@ def test_no_file_can_be_named_from_outside(server: PageServer, path: str) -> Non
 
 def test_nothing_is_written_into_the_run(folder: Path) -> None:
     before = sorted(path.name for path in folder.iterdir())
-    page = LivePage(folder).get().page.decode()
+    answer = LivePage(folder).answer("/")
+    assert answer is not None
+    page = answer.body.decode()
     assert sorted(path.name for path in folder.iterdir()) == before
     assert "In training the verifier decided 50.0" in page
     assert "connect-src 'self'" in page

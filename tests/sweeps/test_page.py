@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nip_ray.evaluation.report import curves as drawings
 from nip_ray.evaluation.report.pictures import Drawing
 from nip_ray.sweeps import page as page_module
 from nip_ray.sweeps.page import write_sweep_page
@@ -45,7 +46,7 @@ def written(folder: Path, spec: SweepSpec, trials: list[TrialRecord]) -> str:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty pictures, for tests of words: drawing is what takes the time."""
-    monkeypatch.setattr(page_module, "picture", lambda *arguments, **options: Drawing("<svg></svg>", b""))
+    monkeypatch.setattr(drawings, "picture", lambda *arguments, **options: Drawing("<svg></svg>", b""))
 
 
 class Page(HTMLParser):
@@ -149,8 +150,9 @@ def test_a_mean_is_drawn_only_where_all_seeds_have_a_value() -> None:
     spec = spec_of(seeds=(0, 1))
     whole, cut = trials_of(spec)
     cut = TrialRecord(cut.trial_id, cut.values, cut.seed, "stopped", None, 20, {}, [pair for pair in cut.curve if pair[0] <= 20])
-    (curve,) = page_module._curves(summarise(spec.settings, [whole, cut]))
-    assert [point[0] for point in curve.mean] == [5, 10, 15, 20]
-    assert [len(seed) for seed in curve.seeds] == [10, 4]
-    for (_, x), (_, y), (_, mean, low, high) in zip(whole.curve, cut.curve, curve.mean):
-        assert (mean, low, high) == (pytest.approx((x + y) / 2), min(x, y), max(x, y))
+    mean, *seeds = page_module._curves(summarise(spec.settings, [whole, cut]))
+    assert mean.x_N.tolist() == [5, 10, 15, 20]
+    assert [len(seed.x_N) for seed in seeds] == [10, 4]
+    assert mean.spread is not None
+    for (_, x), (_, y), *drawn in zip(whole.curve, cut.curve, mean.y_N, *mean.spread):
+        assert drawn == [pytest.approx((x + y) / 2), min(x, y), max(x, y)]

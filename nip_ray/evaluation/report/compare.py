@@ -27,7 +27,18 @@ from nip_ray.evaluation.report.describe import describe, section
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
 from nip_ray.evaluation.report.panels import Panel, Series, agents, varies
-from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, figure_of, finite, interval_words, percent_words, read_run
+from nip_ray.evaluation.report.source import (
+    EXACT,
+    Figure,
+    Record,
+    RunSource,
+    cell,
+    figure_of,
+    finite,
+    interval_words,
+    percent_words,
+    read_run,
+)
 from nip_ray.evaluation.report.trust import every_message, examined_words, heat_map, is_held_out, soundness_error
 
 MAX_RUNS, MAX_GROUPS = 64, 8
@@ -43,6 +54,11 @@ _CURVES = (
     ("train/episode_length", "Episode length, training", "rounds"),
 )
 _EXAMINED = ("on training instances", "evaluated", "held out")  # the first that holds of a run
+_OVER_SEEDS = (
+    "Over seeds: interquartile mean with a bootstrap 95 % interval, widened for few seeds (normality assumed below 5). "
+    "A run alone: its own metric, with the interval of its episodes; another seed may lie far outside it."
+)
+_RUN_HEAD = ("run", "group", "seed", "iterations", "accuracy", "completeness", "soundness", "soundness error under attack")
 _OF_TRAINING = {"num_train", "min_wl_score"}  # keys of `scenario.data` that choose no held-out instance
 
 
@@ -88,7 +104,7 @@ def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | Non
 def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) -> str:
     """The page itself; see `write_comparison`."""
     from nip_ray.evaluation.report import curves
-    from nip_ray.evaluation.report.page import rendered
+    from nip_ray.evaluation.report.page import Section, sections
 
     crossed = {} if cross_play is None else _cross_play(cross_play)
     runs = _runs(run_dirs)
@@ -96,21 +112,24 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
     groups = grouped(runs)
     _refuse_twins(groups)
     head, rows = _figures(groups)
-    return rendered(
-        "compare.html.j2",
-        kind="comparison",
-        title=f"{sum(len(group.runs) for group in groups)} runs compared",
-        about=describe(next((run.source.config for run in runs if run.source.config), {})),
-        sentence=_sentence(groups),
-        examined=_examined(groups),
-        groups=[{"label": group.label, "seeds": ", ".join(run.seed for run in group.runs), "count": len(group.runs)} for group in groups],
-        settings=_differences(groups)[:SETTINGS_LISTED],
-        head=head,
-        rows=rows,
-        run_rows=[_run_row(run, group) for group in groups for run in group.runs],
+    runs_of = [("Runs", *((f"{len(group.runs)}", f"seed {', '.join(run.seed for run in group.runs)}") for group in groups))]
+    examined = _examined(groups)
+    return sections(
+        "comparison",
+        f"{len(runs)} runs compared",
+        _sentence(groups),
+        [" ".join(describe(next((run.source.config for run in runs if run.source.config), {})))],
+        [
+            Section("Metrics", head=[f"{examined}, greedy", *head], rows=[*runs_of, *rows], figures=True, note=_OVER_SEEDS),
+            Section("Config differences", head=["setting", *head], rows=_differences(groups)[:SETTINGS_LISTED], code=True),
+            Section(
+                "Learning curves", curves=curves.drawn(_panels(groups[:MAX_GROUPS])), note="The mean of a group's seeds, and their range."
+            ),
+            Section("Cross-play", heat=heat_map(crossed)),
+            Section("Runs", head=_RUN_HEAD, rows=[_run_row(run, group) for group in groups for run in group.runs]),
+        ],
         notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in [*run.source.notes, *_of_training(run.source)]],
-        curves=curves.drawn(_panels(groups[:MAX_GROUPS])),
-        crossed=heat_map(crossed),
+        footer="Every key is defined in docs/metrics.md, this page in docs/report.md.",
     )
 
 
@@ -124,7 +143,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         found.setdefault(key, []).append(run)
         settings[key] = own
     groups = [Group("", members, settings[key]) for key, members in found.items()]
-    keys = [key for key, _ in _differences(groups)]
+    keys = [key for key, *_ in _differences(groups)]
     return [replace(group, label=_label(group, keys, groups)) for group in groups]
 
 
@@ -162,7 +181,7 @@ def _runs(run_dirs: Sequence[Path]) -> list[Run]:
         raise UserError(f"compare: {twice} is named twice; name each run once")
     if len(paths) > MAX_RUNS:
         raise UserError(f"compare: {len(paths)} runs are too many for one page; name at most {MAX_RUNS}")
-    return [Run(name, read_run(path)) for name, path in zip(_names(resolved), paths)]
+    return [Run(name, read_run(path)) for name, path in zip(names_apart(resolved), paths)]
 
 
 def _refuse_strangers(runs: Sequence[Run]) -> None:
@@ -217,7 +236,7 @@ def _refuse_twins(groups: Sequence[Group]) -> None:
                 raise UserError(f"compare: {twin.name} and {run.name} have the same config and the same seed, {run.seed}; name one of them")
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def names_apart(paths: Sequence[Path]) -> list[str]:
     """The folders' own names, with as much of their paths before them as tells all apart."""
     depth, names = 1, [path.name for path in paths]
     while len(set(names)) < len(names):
@@ -248,11 +267,11 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return made
 
 
-def _differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """(key, value of each group) of the settings that are not the same in all."""
+def _differences(groups: Sequence[Group]) -> list[tuple[str, ...]]:
+    """(key, the value of each group ...) of the settings that are not the same in all."""
     keys = dict.fromkeys(key for group in groups for key in group.settings)
     rows = [(key, [_value(group.settings.get(key)) for group in groups]) for key in keys]
-    return [(short(key, 80), values) for key, values in rows if len(set(values)) > 1]
+    return [(short(key, 80), *values) for key, values in rows if len(set(values)) > 1]
 
 
 # ---------------------------------------------------------------------------------------------------------- figures
@@ -291,13 +310,13 @@ def _labels(groups: Sequence[Group]) -> dict[str, str]:
     return {**NAMES, _ERROR: f"Soundness error: false claims accepted under attack{how}", **paid, **exact}
 
 
-def _figures(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, Any]]]:
+def _figures(groups: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
     """The heads of the columns, and a row for each figure that at least one group has."""
     rows = []
     for key, label in _labels(groups).items():
-        cells = [_cell(group_figure(group, key), _is_share(key)) for group in groups]
+        cells = [cell(group_figure(group, key), _is_share(key)) for group in groups]
         if any(figure for figure, _ in cells):
-            rows.append({"label": short(label, 120), "cells": cells})
+            rows.append([short(label, 120), *cells])
     return [group.label for group in groups], rows[:60]
 
 
@@ -305,17 +324,11 @@ def _is_share(key: str) -> bool:
     return key == _ERROR or (key.startswith("verifier/") and key in NAMES)
 
 
-def _cell(figure: Figure | None, shares: bool) -> tuple[str, str]:
-    if figure is None:
-        return "", ""
-    return percent_words(figure.estimate) if shares else f"{figure.estimate:.3g}", interval_words(figure, shares)
-
-
-def _run_row(run: Run, group: Group) -> dict[str, Any]:
-    names = ("verifier/accuracy", "verifier/completeness", "verifier/soundness", _ERROR)
-    last = run.source.rows[-1]
-    cells = [_cell(_run_figure(run.source, name), True) for name in names]
-    return {"name": run.name, "group": group.label, "seed": run.seed, "iterations": f"{last['iteration']:,.0f}", "cells": cells}
+def _run_row(run: Run, group: Group) -> list[Any]:
+    """The cells below `_RUN_HEAD`."""
+    keys = ("verifier/accuracy", "verifier/completeness", "verifier/soundness", _ERROR)
+    iterations = f"{run.source.rows[-1]['iteration']:,.0f}"
+    return [run.name, group.label, run.seed, iterations, *(cell(_run_figure(run.source, key), True) for key in keys)]
 
 
 def _sentence(groups: Sequence[Group]) -> str:
@@ -364,16 +377,17 @@ def _panels(groups: Sequence[Group]) -> list[Panel]:
 
 
 def band(group: Group, key: str, colour: int) -> Series | None:
-    """The mean over a group's seeds with their range, at the iterations that all have that have the figure at all."""
-    curves = [{row["iteration"]: row[key] for row in run.source.rows if key in row} for run in group.runs]
-    curves = [curve for curve in curves if curve]
-    if not curves:
-        return None
-    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    """The mean over a group's seeds with their range; see `mean_and_range`."""
+    curves = [curve for run in group.runs if (curve := {row["iteration"]: row[key] for row in run.source.rows if key in row})]
+    return mean_and_range(f"{group.label}{f' ({len(curves)} seeds)' if len(curves) > 1 else ''}", curves, colour)
+
+
+def mean_and_range(label: str, curves: Sequence[Mapping[float, float]], colour: int) -> Series | None:
+    """The mean of several curves (iteration -> value) with their range, at the iterations that all have; None without any such."""
+    shared = sorted(set.intersection(*map(set, curves))) if curves else []
     if not shared:
         return None
     shared = shared[:: 1 + len(shared) // 800]
     y_SN = np.array([[curve[i] for i in shared] for curve in curves])
-    seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
     spread = (y_SN.min(0), y_SN.max(0)) if len(curves) > 1 else None
-    return Series(f"{group.label}{seeds}", np.array(shared, dtype=np.float64), y_SN.mean(0), colour, "line", spread)
+    return Series(label, np.array(shared, dtype=np.float64), y_SN.mean(0), colour, "line", spread)

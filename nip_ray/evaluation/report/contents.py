@@ -6,15 +6,15 @@ import shlex
 from datetime import datetime
 from typing import Any
 
-from nip_ray.evaluation.report.describe import describe, verdicts_of
+from nip_ray.evaluation.report.describe import describe, section, verdicts_of
 from nip_ray.evaluation.report.episodes import browser, short
 from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figures, held_out, played_figures
 from nip_ray.evaluation.report.panels import agents, deciders, group_values, slope_words, wrong_side
 from nip_ray.evaluation.report.source import (
     MAX_TEXT,
     Figure,
-    Record,
     RunSource,
+    cell,
     figure_of,
     finite,
     interval_words,
@@ -112,10 +112,9 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
     unfinished = isinstance(wanted, int) and done < wanted
     played = f"{last['env_steps_total']:,.0f}" if "env_steps_total" in last else f"{_total(source, 'env_steps'):,.0f}"
     examined = source.evaluation.get("iteration")
+    rates = sorted(row["env_steps_per_s"] for row in source.rows if "env_steps_per_s" in row)
     facts = [
-        ("protocol", _inner(config, "protocol", "name")),
-        ("scenario", _inner(config, "scenario", "name")),
-        ("algorithm", _inner(config, "algorithm", "name")),
+        *((key, short(section(config, key).get("name", ""))) for key in ("protocol", "scenario", "algorithm")),
         ("seed", short(config.get("seed", ""))),
         ("iterations", f"{done:,} of {wanted:,} (unfinished)" if unfinished else f"{done:,}"),
         ("evaluated after", f"iteration {short(examined)}" if source.evaluation and examined is not None else ""),
@@ -124,7 +123,7 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
         ("the wrong side wins", _wrong_side(source)),
         ("rounds played", "" if "cost/tokens" in last else played),
         ("spent", f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else ""),
-        ("speed", _speed(source)),
+        ("speed", f"{rates[len(rates) // 2]:,.0f} rounds/s (median)" if rates else ""),
         ("time", _time_spent(source)),
     ]
     return [(name, text) for name, text in facts if text]
@@ -194,11 +193,6 @@ def _machine(source: RunSource) -> list[tuple[str, str]]:
     return [*rows, ("packages", ", ".join(versions))] if versions else rows
 
 
-def _speed(source: RunSource) -> str:
-    rates = sorted(row["env_steps_per_s"] for row in source.rows if "env_steps_per_s" in row)
-    return f"{rates[len(rates) // 2]:,.0f} rounds/s (median)" if rates else ""
-
-
 def _time_spent(source: RunSource) -> str:
     whole = sum(_total(source, f"time/{key}_s") for key in ("iteration", "evaluate", "checkpoint"))
     if whole <= 0:
@@ -212,11 +206,6 @@ _PHASES = (("playing", "sample"), ("learning", "learn"), ("evaluation", "evaluat
 
 def _total(source: RunSource, key: str) -> float:
     return sum(row.get(key, 0.0) for row in source.rows)
-
-
-def _inner(config: Record, section: str, key: str) -> str:
-    inner = config.get(section)
-    return short(inner.get(key, "")) if isinstance(inner, dict) else ""
 
 
 def _with_interval(figure: Figure) -> str:
@@ -253,7 +242,7 @@ def _confusion(source: RunSource) -> dict[str, Any] | None:
         figures = [[held_out(source, mode, f"verifier/confusion/{label}={verdict}") for verdict in columns] for label in names]
         if all(figure is not None for row in figures for figure in row):
             rows = [
-                (label, "" if row[0] is None else f"{row[0].n:,}", [_cell(figure, True) for figure in row])
+                (label, "" if row[0] is None else f"{row[0].n:,}", [cell(figure, True) for figure in row])
                 for label, row in zip(names, figures)
             ]
             return {"columns": columns, "rows": rows, "mode": mode}
@@ -276,13 +265,5 @@ def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, An
     trained = next((row[f"train/{name}"] for row in reversed(source.rows[-20:]) if f"train/{name}" in row), None)
     counted = greedy or sampled
     columns = (("greedy", greedy), ("sampled", sampled), ("training", None if trained is None else Figure(trained)))
-    cells = {column: _cell(figure, shares) for column, figure in columns}
+    cells = {column: cell(figure, shares) for column, figure in columns}
     return {"label": short(label, 80), "n": "" if counted is None or counted.n is None else f"{counted.n:,}", **cells}
-
-
-def _cell(figure: Figure | None, shares: bool) -> tuple[str, str]:
-    return ("", "") if figure is None else (_number(figure.estimate, shares), interval_words(figure, shares))
-
-
-def _number(value: float, shares: bool) -> str:
-    return percent_words(value) if shares else f"{value:.3g}"

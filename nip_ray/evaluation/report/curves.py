@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from nip_ray.evaluation.report.panels import Panel, Series
-from nip_ray.evaluation.report.pictures import INK, PALETTE, Drawing, picture, plain
+from nip_ray.evaluation.report.pictures import GRID, INK, PALETTE, Drawing, picture, plain
 
 
 def drawn(panels: Sequence[Panel]) -> list[dict[str, Any]]:
@@ -29,7 +29,9 @@ def draw(panel: Panel) -> Drawing:
             axes.axhline(height, color=INK, linewidth=1.1, linestyle=("dotted", "dashed")[i % 2], label=plain(label), zorder=1)
         _scale(axes, panel)
 
-    return picture(panel.y_label, fill, about=f"{panel.title} over iterations")
+    return picture(
+        panel.y_label, fill, about=f"{panel.title} over {'iterations' if panel.x_label == 'iteration' else panel.x_label}", longest=60
+    )
 
 
 def _add(axes: Axes, series: Series, base):  # type: ignore[no-untyped-def]
@@ -49,6 +51,13 @@ def _add(axes: Axes, series: Series, base):  # type: ignore[no-untyped-def]
         return top
     if series.style == "faint":
         axes.plot(x_N, y_N, color=colour, linewidth=0.7, alpha=0.3, zorder=2)
+    elif series.style == "grey":
+        axes.plot(x_N, y_N, color=GRID, linewidth=0.8, zorder=1)
+    elif series.style == "points":
+        axes.plot(x_N, y_N, color=colour, linewidth=0, marker="o", markersize=5, label=label, zorder=4)
+    elif series.style in ("dots", "hollow"):
+        face = colour if series.style == "dots" else "none"
+        axes.scatter(x_N, y_N, s=14, alpha=0.5, facecolors=face, edgecolors=colour, linewidths=0.8, zorder=3)
     elif series.style == "dashed":
         axes.plot(x_N, y_N, color=colour, linewidth=1.4, linestyle="dashed", label=label, marker=marker, zorder=3)
     elif series.style == "marked":
@@ -59,18 +68,20 @@ def _add(axes: Axes, series: Series, base):  # type: ignore[no-untyped-def]
     return base
 
 
-def over_iterations(axes: Axes) -> None:
-    """Label and whole-numbered ticks of the horizontal axis, also of a single iteration."""
-    low, high = axes.dataLim.intervalx
-    if low == high:
-        axes.set_xlim(low - 1, high + 1)
-    axes.set_xlabel("iteration")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-
-
 def _scale(axes: Axes, panel: Panel) -> None:
-    over_iterations(axes)
-    axes.margins(x=0.01)
+    axes.set_xlabel(plain(panel.x_label, 60))
+    if panel.x_names:
+        names = [plain(name)[:24] for name in panel.x_names]
+        axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+    elif panel.log:
+        axes.set_xscale("log")
+    elif panel.x_label == "iteration":
+        low, high = axes.dataLim.intervalx
+        if low == high:
+            axes.set_xlim(low - 1, high + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes.margins(x=0.01)
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)
     elif all(series.style == "area" for series in panel.series):

@@ -1,6 +1,6 @@
 """What a run proved, in plain sentences: held-out accuracy against chance and what a verifier learns alone, and what an attack came to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,13 +282,9 @@ def _instances(source: RunSource, accuracy: Figure) -> str:
 
 
 def _training_sentence(source: RunSource) -> str:
-    values = _last(source.rows, "train/verifier/accuracy", 20)
+    values = [row["train/verifier/accuracy"] for row in source.rows if "train/verifier/accuracy" in row][-20:]
     if not values:
         return ""
     mean = sum(values) / len(values)
     span = "in the last iteration" if len(values) == 1 else f"over the last {len(values)} iterations"
     return f"In training the verifier decided {percent_words(mean)} correctly {span}; that says nothing of other instances."
-
-
-def _last(rows: Sequence[dict[str, float]], key: str, count: int) -> list[float]:
-    return [row[key] for row in rows if key in row][-count:]

@@ -14,7 +14,7 @@ from nip_ray.evaluation.report.source import Figure, Row
 from nip_ray.evaluation.trend import slope
 
 Floats = npt.NDArray[np.float64]
-Style = Literal["line", "faint", "dashed", "marked", "area"]
+Style = Literal["line", "faint", "grey", "dashed", "marked", "area", "points", "dots", "hollow"]
 
 MAX_POINTS = 500  # per series: about one a pixel
 MAX_GROUPS = 8  # values of one group that a panel tells apart
@@ -38,7 +38,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture. marks: horizontal lines (label, height). limits: of the vertical axis, None for as the data have it."""
+    """One picture. marks: horizontal lines (label, height). limits: of the vertical axis, None for as the data have it.
+
+    x_label, log: of the horizontal axis. x_names: labels of its places 0, 1, ..., where it has no numbers.
+    """
 
     name: str
     title: str
@@ -46,6 +49,9 @@ class Panel:
     series: Sequence[Series]
     marks: Sequence[tuple[str, float]] = field(default_factory=tuple)
     limits: tuple[float, float] | None = None
+    x_label: str = "iteration"
+    log: bool = False
+    x_names: Sequence[str] = ()
 
 
 def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_out: bool = True) -> list[Panel]:

@@ -269,3 +269,10 @@ def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], s
         if records:
             return records, path.name, unreadable
     return [], "", unreadable
+
+
+def cell(figure: Figure | None, shares: bool = True) -> tuple[str, str]:
+    """A figure and its interval as a table has them, empty for none. shares: in per cent."""
+    if figure is None:
+        return "", ""
+    return percent_words(figure.estimate) if shares else f"{figure.estimate:.3g}", interval_words(figure, shares)

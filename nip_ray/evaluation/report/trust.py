@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection, verdicts_of
+from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection, section, verdicts_of
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.panels import deciders
-from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
+from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, cell, figure_of, finite, interval_words, percent_words
 
 SIDES = ("soundness", "completeness", "refusal")
 ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
@@ -44,7 +44,7 @@ def under_attack(source: RunSource, side: str) -> Figure | None:
 
 def every_message(source: RunSource, side: str) -> Figure | None:
     """The share of right verdicts whatever is said, where every message was tried: on these instances nobody does better."""
-    return figure_of(_inner(_inner(source.evaluation, "attack"), side).get("every_message"))
+    return figure_of(section(section(source.evaluation, "attack"), side).get("every_message"))
 
 
 def soundness_error(source: RunSource) -> Figure | None:
@@ -96,14 +96,14 @@ def examined_words(source: RunSource) -> str:
 
 def attackers(source: RunSource, side: str) -> list[Record]:
     """The attackers of one side as they stand in the file."""
-    part = _inner(source.evaluation, "attack").get(side)
+    part = section(source.evaluation, "attack").get(side)
     found = part.get("attackers") if isinstance(part, dict) else None
     return [one for one in found[:ATTACKERS_SHOWN] if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def attacking_agents(source: RunSource, side: str) -> list[str]:
     """Who attacked one side, as the file has it."""
-    found = _inner(_inner(source.evaluation, "attack"), side).get("agents")
+    found = section(section(source.evaluation, "attack"), side).get("agents")
     return [short(one, 40) for one in found if isinstance(one, str)][:ATTACKERS_SHOWN] if isinstance(found, list) else []
 
 
@@ -147,22 +147,17 @@ def _part(source: RunSource, key: str) -> Record:
     return found if isinstance(found, dict) else {}
 
 
-def _inner(record: Record, key: str) -> Record:
-    found = record.get(key)
-    return found if isinstance(found, dict) else {}
-
-
 def _side(source: RunSource, key: str) -> dict[str, Any] | None:
     """One side as shares of wrong verdicts: its headline, and a row for each attacker with its place on the axis from 0 to 1."""
     whole = soundness_error(source) if key == "soundness" else _error(source, key)
     rows = [row for one in attackers(source, key) if (row := _attacker(one)) is not None]
     if whole is None and not rows:
         return None
-    part = _inner(_inner(source.evaluation, "attack"), key)
+    part = section(section(source.evaluation, "attack"), key)
     rows.sort(key=lambda row: (not row["chosen"], -row["at"]["estimate"]))
     better = stronger(source, key)
     return {
-        "error": _cell(whole),
+        "error": cell(whole),
         "n": "" if whole is None or whole.n is None else f"{whole.n:,}",
         "chosen": next((row["fooled"] for row in rows if row["chosen"]), ("", "")),
         "attacker": next((row["name"] for row in rows if row["chosen"]), ""),
@@ -179,7 +174,7 @@ def _by_verdict(source: RunSource) -> Iterator[tuple[str, dict[str, Any]]]:
     for name in verdicts_of(source.config) if len(verdicts_of(source.config)) > 2 else ():
         if (side := _side(source, f"soundness/{name}")) is not None:
             error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
-            yield name, {**side, "error": _cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}
+            yield name, {**side, "error": cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}
 
 
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
@@ -205,14 +200,14 @@ def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] |
 
 def _questions(source: RunSource) -> Iterator[tuple[str, tuple[str, str]]]:
     """(how the verifier asks, share of false claims that are not rejected after the best of all answers)."""
-    found = _inner(source.evaluation, "questions")
+    found = section(source.evaluation, "questions")
     for key, label in (("own", "the verifier's own"), ("random", "random"), ("best", "the best for each instance")):
         if (figure := figure_of(found.get(key))) is not None:
             yield label, _wrong(figure)
 
 
 def _wrong(right: Figure | None) -> tuple[str, str]:
-    return _cell(None if right is None else complement(right))
+    return cell(None if right is None else complement(right))
 
 
 def _attacker(one: Record) -> dict[str, Any] | None:
@@ -225,8 +220,8 @@ def _attacker(one: Record) -> dict[str, Any] | None:
         "name": attacker_words(one),
         "mode": one["mode"] if one.get("mode") in ("greedy", "sampled") else "",
         "chosen": one.get("chosen") is True,
-        "fooled": _cell(fooled),
-        "undecided": _cell(figure_of(one.get("undecided")))[0],
+        "fooled": cell(fooled),
+        "undecided": cell(figure_of(one.get("undecided")))[0],
         "at": _places(fooled),
         "n": "" if figure.n is None else f"{figure.n:,}",
     }
@@ -238,10 +233,6 @@ def _places(figure: Figure) -> dict[str, float]:
     return {name: round(100 * min(1.0, max(0.0, share)), 1) for name, share in ends.items() if share is not None}
 
 
-def _cell(figure: Figure | None) -> tuple[str, str]:
-    return ("", "") if figure is None else (percent_words(figure.estimate), interval_words(figure, True))
-
-
 def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]:
     part = _part(source, "worst_case")
     names = {"accuracy": "Right in every episode", "completeness": "Completeness", "soundness": "Soundness", "undecided": "Ever undecided"}
@@ -250,21 +241,21 @@ def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]
     for key, label in names.items():
         figure = figure_of(part.get(f"verifier/{key}"))
         if figure is not None:
-            yield label, _cell(figure), "" if figure.n is None else f"{figure.n:,}"
+            yield label, cell(figure), "" if figure.n is None else f"{figure.n:,}"
 
 
 def _deciders(source: RunSource) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """(member of a panel, its own vote: right in greedy play, right in every sampled play, Brier score, soundness error under attack)."""
     greedy, deep, attack = (_part(source, name) for name in ("greedy", "deciders", "deciders_under_attack"))
     for who in deciders(source.rows):
-        own = _inner(deep, who)
+        own = section(deep, who)
         shares = (
             greedy.get(f"{who}/accuracy"),
-            _inner(own, "worst_case").get(f"{who}/accuracy"),
-            _inner(_inner(attack, who), "soundness_error"),
+            section(own, "worst_case").get(f"{who}/accuracy"),
+            section(section(attack, who), "soundness_error"),
         )
-        right, always, fooled = (_cell(figure_of(share)) for share in shares)
-        yield short(who, 60), [right, always, _number(figure_of(_inner(own, "calibration").get("brier"))), fooled]
+        right, always, fooled = (cell(figure_of(share)) for share in shares)
+        yield short(who, 60), [right, always, _number(figure_of(section(own, "calibration").get("brier"))), fooled]
 
 
 def _calibration(source: RunSource) -> dict[str, Any] | None:
@@ -283,16 +274,16 @@ def _calibration(source: RunSource) -> dict[str, Any] | None:
 
 def _selective(source: RunSource) -> dict[str, Any] | None:
     """Risk against coverage: (coverage, risk, lower, upper) in per cent, the height of the drawing's axis, and the figures beside it."""
-    part = _inner(_part(source, "calibration"), "selective")
+    part = section(_part(source, "calibration"), "selective")
     points = []
     for one in part["curve"][:100] if isinstance(part.get("curve"), list) else []:
         known = [finite(one.get(key)) for key in ("coverage", "risk", "lower", "upper")] if isinstance(one, dict) else []
         if known and known[0] is not None and known[1] is not None:
             points.append([100 * min(1.0, max(0.0, known[1] if share is None else share)) for share in known])
-    figures = [("Area under the curve", _number(figure_of(part.get("area")))), ("Coverage", _cell(figure_of(part.get("coverage"))))]
-    for share, record in sorted(_inner(part, "precision").items())[:4]:
+    figures = [("Area under the curve", _number(figure_of(part.get("area")))), ("Coverage", cell(figure_of(part.get("coverage"))))]
+    for share, record in sorted(section(part, "precision").items())[:4]:
         reached = figure_of(record)
-        figures.append((f"Precision at coverage {short(share, 8)}", ("not reached", "") if reached is None else _cell(reached)))
+        figures.append((f"Precision at coverage {short(share, 8)}", ("not reached", "") if reached is None else cell(reached)))
     figures = [(label, cell) for label, cell in figures if cell[0]]
     top = 50 if max((point[1] for point in points), default=0.0) <= 50 else 100
     at = [[round(point[0], 1), *(round(100 - min(share, top) * 100 / top, 1) for share in point[1:])] for point in points]
@@ -317,15 +308,15 @@ def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tu
     heard = figure_of(part.get("heard"))
     if heard is None:
         return
-    yield "as they were sent", _cell(heard), ("", "")
+    yield "as they were sent", cell(heard), ("", "")
     ways = (("silenced", "silenced"), ("shuffled", "shuffled between instances"), ("other_instance", "of another instance"))
-    changed = [(label, _inner(part, key)) for key, label in ways]
-    without = _inner(part, "without")
-    changed += [(f"{short(prover, 40)} alone silenced", _inner(without, prover)) for prover in list(without)[:ATTACKERS_SHOWN]]
+    changed = [(label, section(part, key)) for key, label in ways]
+    without = section(part, "without")
+    changed += [(f"{short(prover, 40)} alone silenced", section(without, prover)) for prover in list(without)[:ATTACKERS_SHOWN]]
     for label, one in changed:
         figure, lost = figure_of(one.get("accuracy")), figure_of(one.get("lost"))
         if figure is not None:
-            yield label, _cell(figure), _cell(lost)
+            yield label, cell(figure), cell(lost)
 
 
 def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import agent_settings
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations, refuse_unfit
+from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations
+from nip_ray.evaluation.attack_table import refuse_unfit
 from nip_ray.evaluation.enumerated import attack_as_exact, distinct_part
 from nip_ray.play.scenario import Scenario
 from nip_ray.progress import progress_line
@@ -77,12 +78,9 @@ def wider(settings: Any, size: int) -> Any:
     """An agent's settings with all widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads and rates stay."""
     if size == 1:
         return settings
-    widths = {f.name: getattr(settings, f.name) for f in fields(settings) if _is_width(f.name, getattr(settings, f.name))}
-    return replace(settings, **{name: value * size for name, value in widths.items()})
-
-
-def _is_width(name: str, value: Any) -> bool:
-    return type(value) is int and (name.startswith(("d_", "hidden")) or name.endswith("channels"))
+    numbers = {f.name: value for f in fields(settings) if type(value := getattr(settings, f.name)) is int}
+    widths = {name: x for name, x in numbers.items() if name.startswith(("d_", "hidden")) or name.endswith("channels")}
+    return replace(settings, **{name: x * size for name, x in widths.items()})
 
 
 def _able(settings: Any, kind: str) -> Any:

@@ -28,6 +28,7 @@ from nip_ray.evaluation.claims import shares
 from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.enumerated import as_exact, distinct_part
 from nip_ray.evaluation.intervals import Mean, proportion
+from nip_ray.evaluation.report.compare import names_apart
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.rollout import Rollout
@@ -145,7 +146,9 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
             network.load_state_dict(found.tensors["training"]["modules"][agent])
             network.eval()
         scenario = made.examination.scenario
-        _refuse_games(scenario.protocol, run_dir)
+        if scenario.protocol.verifier is None or not scenario.protocol.provers:
+            name = scenario.protocol.name
+            raise UserError(f"cross-play: {run_dir} plays {name}, which has no verifier and prover to be exchanged; leave it out")
         ids = scenario.ids("test").cpu()
         group = next((other.group for other in runs if _same_but_seed(other.config, config)), name)
         runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, made.networks))
@@ -162,22 +165,13 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
     return runs
 
 
-def _refuse_games(protocol: Protocol, run_dir: Path | str) -> None:
-    if protocol.verifier is None or not protocol.provers:
-        raise UserError(f"cross-play: {run_dir} plays {protocol.name}, which has no verifier and prover to be exchanged; leave it out")
-
-
 def _names(run_dirs: Sequence[Path]) -> list[str]:
     """The folders' own names, or as much of their paths as tells them apart. Raises UserError for a run named twice."""
     absolute = [path.resolve() for path in run_dirs]
     for position, path in enumerate(absolute):
         if path in absolute[:position]:
             raise UserError(f"cross-play: {run_dirs[position]} is named twice; name every run once")
-    for depth in range(1, max(len(path.parts) for path in absolute) + 1):
-        names = ["/".join(path.parts[-depth:]) for path in absolute]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in absolute]
+    return names_apart(absolute)
 
 
 def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
@@ -249,16 +243,13 @@ def _by_group(
         for provers, second in groups.items():
             row: dict[str, Any] = {"verifiers": verifiers, "provers": provers}
             for name in (key for key in next(iter(cells.values())) if key != "undecided"):
-                score = [[_estimate(cells[v.name, p.name][name], v is not p) for p in second] for v in first]
-                trials = [[cells[v.name, p.name][name][1] for p in second] for v in first]
+                counts = [[cells[v.name, p.name][name] if v is not p else (0, 0) for p in second] for v in first]
+                score = [[hits / tried if tried else math.nan for hits, tried in row_of] for row_of in counts]
+                trials = [[tried for _, tried in row_of] for row_of in counts]
                 row[name] = crossed_interval(score, seed, n_VP=trials).record()
                 if verifiers == provers:
                     row[f"{name}_trained_together"] = _together([cells[run.name, run.name][name] for run in first], seed).record()
             yield row
-
-
-def _estimate(count: tuple[int, int], counts: bool) -> float:
-    return count[0] / count[1] if counts and count[1] else math.nan
 
 
 def _together(counts: Sequence[tuple[int, int]], seed: int) -> Mean:

@@ -66,7 +66,7 @@ def evaluate_run(
     (95 %), ``…/lower`` and ``…/upper``, ``unseen/…`` for the same of what was not trained with where that differs, and what was examined:
     run_dir, iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of docs/evaluation.md: greedy,
     sampled, unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
-    with `attacked` those of an attack (`nip_ray.evaluation.attack.ENTRIES`) and attack.
+    with `attacked` those of an attack (`nip_ray.evaluation.attack_table.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
     settings: "evaluation.key=value" to be used instead of the run's.

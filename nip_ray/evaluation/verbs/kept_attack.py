@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import ENTRIES
+from nip_ray.evaluation.attack_table import ENTRIES
 from nip_ray.progress import say
 from nip_ray.storage.folder import EXPORTED, RunFolder
 

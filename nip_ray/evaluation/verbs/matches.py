@@ -50,19 +50,6 @@ def play_match(
     return {**told, **match(*players, rounds, seed, settings).record(), **searched}
 
 
-def matches_of_run(run_dir: Path | str, role: "Role", rounds: int = 10_000, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Scripted opponent -> "games" in so many rounds and their "standard_error", for the player that a run trained as `role`.
-
-    Raises UserError as `play_match` does.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for name in SCRIPTED["agent" if role == "host" else "host"]:
-        pair = (str(run_dir), name) if role == "host" else (name, str(run_dir))
-        played = play_match(*pair, rounds, seed)
-        found[name] = {key: played[key] for key in ("games", "standard_error")}
-    return found
-
-
 def player_of(role: "Role", text: str, dimension: int) -> "Player":
     """A player by name, or from a run's checkpoint. Raises UserError where there is none."""
     from nip_ray.scenarios.hironaka.players import scripted

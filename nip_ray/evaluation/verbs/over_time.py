@@ -1,22 +1,75 @@
-"""`cross_play_checkpoints`: every kept checkpoint of a run against every other, with ratings.
+"""`cross_play_checkpoints`: every kept checkpoint of a run against every other: how games ended, what rows scored, ratings.
 
-Networks are played here, language models in `nip_ray.evaluation.verbs.text_over_time`; `nip_ray.evaluation.verbs.time_table` has the rest.
+Decisions that matter here:
+- rows are the verifiers of all checkpoints, columns everybody else of all: a verifier that has forgotten an earlier prover shows
+  it below the diagonal. In a game without a verifier rows are the first player;
+- a game is an instance: the verifier wins it by a right verdict, a player by being paid more than the others (as much: a draw).
+  So a prover's rating says how often verifiers err in its company, whether it deceives them or does not help;
+- all pairs are asked about the same instances under the same seeds; so intervals of ratings are over instances;
+- of language models weights are those of the kept checkpoints, and of the snapshots that the run keeps as opponents from the past. In
+  memory are one model for a group that is a row, one for a group that is a column, and the weights of all that learned (adapters, where
+  these did) at all times. Who does not learn is the same at all times.
 """
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
+from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.evaluation.enumerated import distinct_part
+from nip_ray.evaluation.elo import ratings, records
+from nip_ray.evaluation.enumerated import as_exact, distinct_part
+from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.players import players
-from nip_ray.evaluation.verbs.cross_play import Contestant, places, played
+from nip_ray.evaluation.verbs.cross_play import Contestant, figures_of, places, played
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
-from nip_ray.evaluation.verbs.time_table import Games, name_of, spread, table
-from nip_ray.storage.checkpoint import kept_iterations
+from nip_ray.play.opponent_pool import thinned
+from nip_ray.progress import say
+from nip_ray.protocols import Protocol
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
+from nip_ray.settings.providers import BudgetSettings
+from nip_ray.storage.checkpoint import kept_iterations, load_checkpoint
 from nip_ray.storage.folder import CONFIG, RunFolder
+
+if TYPE_CHECKING:
+    from nip_ray.serving.policies import Policy
+
+MOST = 40
+"""Checkpoints that are played; of more, so many spread over all of training."""
+
+
+@dataclass(frozen=True)
+class Games:
+    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all. seed_B: episode
+    seeds.
+    """
+
+    y_B: Tensor
+    verdict_B: Tensor
+    return_BA: Tensor
+    seed_B: Tensor
+
+
+Play = Callable[[int, int], Games]
+"""The games of a row, by its number, with a column."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Who meets whom. iterations: oldest first. count: of instances. distinct: of `distinct_part`, of greedy games."""
+
+    protocol: Protocol
+    iterations: Sequence[int]
+    play: Play
+    count: int
+    distinct: float | None = None
 
 
 def cross_play_checkpoints(
@@ -29,47 +82,149 @@ def cross_play_checkpoints(
     folder = RunFolder.open(run_dir)
     config = load_config(folder.path / CONFIG, checked=False)
     if isinstance(config, TextExperimentConfig):
-        from nip_ray.evaluation.verbs.text_over_time import meeting
-
         if dataset is not None:
             raise UserError("--dataset: language models are asked about the run's own held-out items; leave it out")
-        meet = meeting(folder, config, greedy, max_instances, seed)
-        distinct = None
-        protocol, iterations, play, count = meet.protocol, meet.iterations, meet.games, len(meet.tasks)
+        meeting = _language_models(folder, config, greedy, max_instances, seed)
     else:
-        everyone = _checkpoints(folder, config, dataset)
-        protocol, iterations = everyone[0].scenario.protocol, [one.iteration for one in everyone]
-        place_B = places(len(everyone[0].ids), max_instances, seed)
-        count = len(place_B)
-        distinct = distinct_part(everyone[0].scenario, everyone[0].ids[place_B]) if greedy else None
-
-        def play(row: int, column: int) -> Games:
-            found = played(everyone[row], everyone[column], place_B, greedy, seed)
-            return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
-
+        meeting = _networks(folder, config, greedy, max_instances, seed, dataset)
+    names = [_name(iteration) for iteration in meeting.iterations]
     return {
         "run_dir": str(run_dir),
-        "runs": [{"name": name_of(iteration), "iteration": iteration, "seed": config.seed} for iteration in iterations],
+        "runs": [{"name": _name(iteration), "iteration": iteration, "seed": config.seed} for iteration in meeting.iterations],
         "greedy": greedy,
-        "num_instances": count,
+        "num_instances": meeting.count,
         "dataset": None if dataset is None else str(dataset),
-        **table(protocol, [name_of(iteration) for iteration in iterations], play, distinct),
+        **_table(meeting, names),
     }
 
 
-def _checkpoints(folder: RunFolder, config: ExperimentConfig, dataset: Path | str | None) -> list[Contestant]:
-    """Each kept checkpoint as one who takes part, oldest first."""
+def _name(iteration: int) -> str:
+    return f"{iteration:06d}"
+
+
+def _table(meeting: Meeting, names: Sequence[str]) -> dict[str, Any]:
+    """ "roles", "matrix" and "elo"."""
+    protocol = meeting.protocol
+    roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
+    matrix, scores = [], []
+    for row, own in enumerate(names):
+        scores.append([])
+        for column, other in enumerate(names):
+            games = meeting.play(row, column)
+            if protocol.verifier is not None:
+                score_B = (games.verdict_B == games.y_B).double()
+                counts = figures_of(protocol, games.verdict_B, games.y_B, games.seed_B)
+                figures = {name: proportion(*count).record() for name, count in counts.items()}
+            else:
+                score_B = (1 + torch.sign(games.return_BA[:, 0] - games.return_BA[:, 1:].mean(1))) / 2
+                figures = {"score": mean(score_B.numpy()).record(), "return": mean(games.return_BA[:, 0].numpy()).record()}
+            scores[-1].append(score_B)
+            matrix.append({roles[0]: own, roles[1]: other, **as_exact(figures, meeting.distinct)})
+    of_rows, of_columns = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
+    elo = {role: records(names, found) for role, found in zip(roles, (of_rows, of_columns), strict=True)}
+    return {"roles": list(roles), "matrix": matrix, "elo": elo}
+
+
+def _spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
+    """The iterations that are played, of those whose weights are there. how: to have more of them. Raises UserError for fewer than two."""
+    if len(kept) < 2:
+        raise UserError(f"cross-play --checkpoints: {run_dir} has {len(kept)}, and needs two; {how}")
+    if len(kept) > MOST:
+        say(f"warning: {run_dir} has {len(kept)} checkpoints; {MOST} of them, spread over all of training, are played")
+    return thinned(kept, MOST)
+
+
+def _networks(
+    folder: RunFolder, config: ExperimentConfig, greedy: bool, max_instances: int | None, seed: int, dataset: Path | str | None
+) -> Meeting:
     if config.algorithm.name == "solo":
         raise UserError(f"cross-play: the agent of {folder.path} learned alone and meets nobody; name another run")
-    chosen = spread(kept_iterations(folder.checkpoints), folder.path, "set checkpoint.keep=null to keep all")
+    chosen = _spread(kept_iterations(folder.checkpoints), folder.path, "set checkpoint.keep=null to keep all")
     made = bench(folder.path, config, dataset, None)
     scenario = made.examination.scenario
-    ids, found = scenario.ids("test").cpu(), []
+    ids, everyone = scenario.ids("test").cpu(), []
     for iteration in chosen:
         tensors = newest_or(folder, iteration, config).tensors
         networks = {agent: copy.deepcopy(network) for agent, network in made.networks.items()}
         for agent, network in networks.items():
             network.load_state_dict(tensors["training"]["modules"][agent])
-        name = name_of(iteration)
-        found.append(Contestant(name, name, folder.path, iteration, config, scenario, ids, players(config, networks)))
-    return found
+        own = players(config, networks)
+        everyone.append(Contestant(_name(iteration), _name(iteration), folder.path, iteration, config, scenario, ids, own))
+    place_B = places(len(ids), max_instances, seed)
+
+    def play(row: int, column: int) -> Games:
+        found = played(everyone[row], everyone[column], place_B, greedy, seed)
+        return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
+
+    return Meeting(scenario.protocol, chosen, play, len(place_B), distinct_part(scenario, ids[place_B]) if greedy else None)
+
+
+def _language_models(folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_instances: int | None, seed: int) -> Meeting:
+    # here, not above: who plays networks must not wait for language models
+    from nip_ray.serving.policies import model_for, policy_for, use_threads
+    from nip_ray.text.costs.token_bills import TokenBills
+    from nip_ray.text.dialogues.runner import test_tasks
+    from nip_ray.text.parts import prepare
+    from nip_ray.text.training.model_play import ModelPlay
+    from nip_ray.text.training.past import kept_snapshots, snapshot_weights
+
+    if not isinstance(config.algorithm, TokenTrainingSettings):
+        raise UserError(
+            f"cross-play --checkpoints: the models of {folder.path} learned by {config.algorithm.name}, in jobs; it is for policy_gradient"
+        )
+    prepared, run_dir = prepare(config, folder.path), folder.path
+    if prepared.scenario.protocol.panel is not None:
+        raise UserError(f"cross-play --checkpoints: {folder.path} plays {config.protocol.name}, and takes one decider of language models")
+    agents, members = language_agents(config), groups(config)
+    learning = [group for group, own in members.items() if not agents[own[0]].frozen]
+    for group in learning:
+        if not config.providers[hosted := agents[members[group][0]].provider].local_models:
+            raise UserError(f"cross-play --checkpoints: {hosted} keeps the weights of {group}, {folder.path} has none of them")
+    how = "set algorithm.keep_checkpoints=null to keep all, or name opponents, whose snapshots are kept"
+    snapshots, checkpoints = kept_snapshots(run_dir, learning), kept_iterations(folder.checkpoints)
+    weights: dict[int, Mapping[str, Mapping[str, Any]]] = {}  # iteration -> group -> what it had learned
+    for iteration in _spread(sorted({*snapshots, *checkpoints}), run_dir, how):
+        if iteration in checkpoints:
+            found = load_checkpoint(folder.checkpoints, iteration).tensors
+            weights[iteration] = {group: found[group]["weights"] for group in learning}
+        else:
+            weights[iteration] = {group: snapshot_weights(run_dir, iteration, group) for group in learning}
+    use_threads(config)
+    told = {agent: replace(own, temperature=0.0, top_p=None) for agent, own in agents.items()} if greedy else agents
+    asked = config.model_copy(update={"scenario": replace(config.scenario, agents=told), "budget": BudgetSettings()})
+    protocol = prepared.scenario.protocol
+    row = protocol.viewpoint
+    others = [agent for agent in agents if agent != row and not agents[agent].frozen]
+    columns = [group for group in learning if any(agent in others for agent in members[group])]
+    past_models = {name: model_for(config, name, run_dir) for name in columns}
+
+    def load(iteration: int) -> "Mapping[str, Policy]":
+        for name, model in past_models.items():
+            model.take(weights[iteration][name])
+        return past_models
+
+    models = {
+        group: model_for(config, group, run_dir) if group in learning else policy_for(config, group, run_dir)
+        for group, own in members.items()
+        if row in own or group not in learning
+    }
+    items = prepared.items["test"]
+    chosen = [items[place] for place in places(len(items), max_instances, seed).tolist()]
+    group = next(name for name, own in members.items() if row in own)
+    tasks, plays = test_tasks(chosen, seed, None, 1), ModelPlay(asked, models, TokenBills(asked, run_dir), load)
+    iterations = [*weights]
+
+    def play(row: int, column: int) -> Games:
+        then, past = iterations[row], iterations[column]
+        if group in weights[then]:
+            models[group].take(weights[then][group])
+        of_past = [replace(task, past=dict.fromkeys(others, past)) for task in tasks]
+        dialogues = plays.play(prepared.scenario, of_past, "cross-play", 0).dialogues
+        return Games(
+            torch.tensor([dialogue.item.y for dialogue in dialogues]),
+            torch.tensor([dialogue.verdict for dialogue in dialogues]),
+            torch.tensor([[dialogue.total(agent) for agent in protocol.agents] for dialogue in dialogues], dtype=torch.float64),
+            torch.tensor([dialogue.seed for dialogue in dialogues]),
+        )
+
+    return Meeting(protocol, iterations, play, len(tasks))

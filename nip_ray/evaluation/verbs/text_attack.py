@@ -14,8 +14,8 @@ Decisions that matter here:
 - an attack costs what a run costs: `budget` holds for it as for any run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 from nip_ray.config.experiment import TextAlgorithmSettings, TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import attacked_goals, attacking_roles, entries_of, paid_agents, refuse_unfit, wanted_for
+from nip_ray.evaluation.attack_table import (
+    AttackTable,
+    attacked_goals,
+    attacking_roles,
+    paid_agents,
+    refuse_unfit,
+    strongest,
+    wanted_for,
+)
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.payment import for_verdict
 from nip_ray.protocols.tables import table_of
@@ -55,11 +63,8 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     if not protocol.two_verdicts and (settings.text_best_of > 1 or settings.text_prompts or settings.text_proposed_prompts):
         keys = "evaluation.attack.text_best_of, text_prompts and text_proposed_prompts"
         raise UserError(f"{keys}: not available with more than two verdicts, as in {protocol.name}; leave them out")
-    document: dict[str, Any] = {}
     counting = {name: getattr(settings, name) for name in ("max_instances", *SEARCHES)} | {"text_iterations": _iterations(config, settings)}
-    how = {"verifier": "sampled", "seed": config.seed, "settings": counting}
-    details: dict[str, Any] = {**how}
-    measured: list[tuple[int, Sequence[Any]]] = []
+    table = AttackTable(protocol, {"verifier": "sampled", "seed": config.seed, "settings": counting}, latest=True)
     for goal in attacked_goals(protocol, settings):
         wanted = wanted_for(protocol, goal)
         agents = paid_agents(protocol, wanted)
@@ -67,40 +72,19 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
             continue
         derived = attack_config(config, models_of(run_dir, config), agents, settings, wanted)
         folder, about = _trained(run_dir, goal, derived, wanted, attacking_roles(protocol, wanted), quiet, settings)
-        rows, held_out = map(list, zip(*_attackers(folder, derived, wanted)))
-        for member in protocol.panel.members if protocol.panel is not None else ():
-            found = _of_member(folder, derived, member, goal, wanted)
-            document.setdefault("deciders_under_attack", {}).setdefault(member, {}).update(found)
-        winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row))
+        tried = _tried(folder, derived)
+        rows = _rows(tried, protocol, wanted)
+        winner = strongest(rows, latest=True)
+        table.parts.append(_by_item(tried[winner].held_out, wanted))  # with more than two verdicts no search goes on from the winner
         searched, prompts = _searched(folder, derived, about, agents, settings, rows[winner])
-        rows += searched
-        winner = len(rows) - 1 if searched else winner
-        for number, row in enumerate(rows):
-            row["chosen"] = number == winner
-        record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
-        if not protocol.two_verdicts:  # of which no search goes on from the winner
-            measured.append((wanted, held_out[winner]))
-        details[goal] = {
-            "agents": list(agents),
-            **({"label": 1 - wanted} if protocol.two_verdicts else {}),
-            **({"roles": list(about.roles)} if about.roles else {}),
-            "wanted": protocol.verdicts[wanted],
-            "run_dir": str(folder.relative_to(run_dir)),
-            "attackers": rows,
-            "any_attacker": None,
-            "every_message": None,
-            **({"prompts": prompts} if prompts else {}),
-            **how,
-        }
-        document |= entries_of(protocol, goal, record, details[goal])
-    if not protocol.two_verdicts and measured:
-        record, table = _over_all(measured)
-        agents = {agent for one in details.values() if isinstance(one, dict) for agent in one.get("agents", ())}
-        details["soundness"] = {"agents": sorted(agents), **table, **how}
-        document |= entries_of(protocol, "soundness", record, table)
-    if not document:
+        members = protocol.panel.members if protocol.panel is not None else ()
+        by_member = {member: (_rows(tried, protocol, wanted, member), {}) for member in members}
+        more = {"run_dir": str(folder.relative_to(run_dir)), **({"prompts": prompts} if prompts else {})}
+        last = len(rows) + len(searched) - 1
+        table.add(goal, agents, [*rows, *searched], by_member, winner=last if searched else winner, **more)
+    if not table.document:
         raise UserError(f"--attack: no prover of {protocol.name} is paid for a wrong verdict; choose other goals (evaluation.attack.goals)")
-    return {**document, "attack": details}
+    return table.entries()
 
 
 def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
@@ -355,59 +339,54 @@ def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Pre
         trainer.close()
 
 
-def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: str, wanted: int) -> dict[str, Any]:
-    """What the attack comes to for one member of a panel, by its own vote; the attackers were paid for the verdict."""
-    rows = [row for row, _ in _attackers(run_dir, config, wanted, member)]
-    winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row))
-    for number, row in enumerate(rows):
-        row["chosen"] = number == winner
-    record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
-    return entries_of(from_settings(config.protocol), goal, record, {"attackers": rows})
+@dataclass(frozen=True)
+class Tried:
+    """An attacker: its dialogues about training items, by which it is chosen, and about held-out ones. iterations: that it learned."""
+
+    name: str
+    iterations: int
+    selection: Sequence["Dialogue"]
+    held_out: Sequence["Dialogue"]
 
 
-def _attackers(
-    run_dir: Path, config: TextExperimentConfig, wanted: int, who: str = "verifier"
-) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """The run's own prover, and what the attack made of it, each with its held-out dialogues. who: the verdict, or a member of a panel."""
+def _tried(run_dir: Path, config: TextExperimentConfig) -> list[Tried]:
+    """The run's own prover, and what the attack made of it."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
-    from nip_ray.text.training.metrics import dialogue_record
 
-    protocol, items = from_settings(config.protocol), stored_items(run_dir, language_kind(config.scenario)) or {}
+    items = stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
-    last = config.iterations - 1
-    learned = learns_from_tokens(config)  # in an iteration before its test, not after it
-    for name, iteration in (("own", 0), ("continued", last)):
-        if name == "continued" and not last and not learned:
-            continue
+    last, learned = config.iterations - 1, learns_from_tokens(config)  # who learns so does it in an iteration before its test, not after it
+    found = []
+    for name, iteration in (("own", 0), ("continued", last)) if last or learned else (("own", 0),):
         tested = -1 if learned and name == "own" else iteration
         trained = read_dialogues(rollout_file(run_dir, "train", iteration), by_id["train"])
         held_out = read_dialogues(rollout_file(run_dir, "test", tested), by_id["test"])
-        selection = dialogue_record(trained, protocol)[f"{who}/accuracy"]
-        yield _row(name, name, held_out, protocol, wanted, who, iterations=tested + learned, selection=selection), held_out
+        found.append(Tried(name, tested + learned, trained, held_out))
+    return found
 
 
-def _over_all(measured: Sequence[tuple[int, Sequence[Any]]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(record, table) of all wrong verdicts together. measured: what was wanted, and the dialogues against the attacker that counts."""
-    from nip_ray.evaluation.clusters import clustered_share
+def _rows(tried: Sequence[Tried], protocol: Protocol, wanted: int, who: str = "verifier") -> list[dict[str, Any]]:
+    """A row for each attacker. who: the verdict, or a member of a panel by its own vote."""
+    from nip_ray.text.training.metrics import dialogue_record
 
-    worst: dict[str, dict[Any, float]] = {"wrong": {}, "fooled": {}}
-    for wanted, dialogues in measured:
-        of_item: dict[Any, list[Any]] = {}
-        for dialogue in dialogues:
-            of_item.setdefault(dialogue.item.id, []).append(dialogue)
-        for item, own in of_item.items():
-            shares = {"wrong": [one.verdict != one.item.y for one in own], "fooled": [one.verdict == wanted for one in own]}
-            for name, hits in shares.items():
-                worst[name][item] = max(worst[name].get(item, 0.0), sum(hits) / len(own))
-    wrong, fooled = ([worst[name][item] for item in sorted(worst[name])] for name in ("wrong", "fooled"))
-    one = [1] * len(wrong)
-    right = clustered_share([1 - share for share in wrong], one).record()
-    row = {"name": "the chosen one for each verdict", "kind": "chosen", "size": None, "seed": None, "iterations": 0, "mode": "sampled"}
-    row |= {"selection": clustered_share([], []).record(), "held_out": right, "fooled": clustered_share(fooled, one).record()}
-    table = {"attackers": [{**row, "undecided": None, "curve": [], "chosen": True}], "any_attacker": None, "every_message": None}
-    return {**right, "attacker": row["name"], "undecided": None}, table
+    selections = [dialogue_record(one.selection, protocol)[f"{who}/accuracy"] for one in tried]
+    return [
+        _row(one.name, one.name, one.held_out, protocol, wanted, who, iterations=one.iterations, selection=selection)
+        for one, selection in zip(tried, selections, strict=True)
+    ]
+
+
+def _by_item(dialogues: Sequence["Dialogue"], wanted: int) -> dict[str, dict[Any, float]]:
+    """Item -> the share of its dialogues with a wrong verdict ("wrong"), and with the one that is wanted ("fooled")."""
+    of_item: dict[Any, list[Dialogue]] = {}
+    for dialogue in dialogues:
+        of_item.setdefault(dialogue.item.id, []).append(dialogue)
+    return {
+        "wrong": {item: sum(one.verdict != one.item.y for one in own) / len(own) for item, own in of_item.items()},
+        "fooled": {item: sum(one.verdict == wanted for one in own) / len(own) for item, own in of_item.items()},
+    }
 
 
 def _fooled(dialogues: Sequence[Any], wanted: int) -> dict[str, Any]:

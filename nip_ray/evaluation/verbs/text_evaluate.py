@@ -1,22 +1,33 @@
 """What `evaluate_run` says of a run of language models: the figures of its last test, and the attack on the models that it ended with.
 
-Nothing is asked of a model for the figures: the dialogues of the last test are in the run folder (an export has none, and plays them). So
-they cannot be of other items, of an earlier iteration or with another seed, which is refused. Of an attack a few settings count, and the
-others are refused as well.
+Nothing is asked of a model for the figures: the dialogues of the last test are in the run folder. So they cannot be of other items, of an
+earlier iteration or with another seed, which is refused. Of an attack a few settings count, and the others are refused as well. An export
+has no dialogues: its models play the test of their run again, in this process: the same items, seeds and figures. Models that learned from
+their own tokens are sampled as that learning does, in step; others by the engine that answers for a run's. Hosted models are not asked:
+whoever evaluates would pay.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
+from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens, speaking_providers
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep
 from nip_ray.evaluation.verbs.text_attack import SEARCHES, attack_text_run
 from nip_ray.protocols import from_settings
 from nip_ray.settings.attack import AttackSettings
-from nip_ray.storage.folder import EXPORTED, RunFolder
+from nip_ray.storage.files import check_files
+from nip_ray.storage.folder import EXPORTED, RunFolder, read_export
+
+if TYPE_CHECKING:
+    from nip_ray.play.dialogue import Dialogue
+    from nip_ray.text.dialogues.runner import Task
+    from nip_ray.text.parts import Prepared
 
 _SETTINGS = tuple(f"evaluation.attack.{name}" for name in ("goals", "max_instances", "text_iterations", *SEARCHES))
 
@@ -39,8 +50,6 @@ def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[s
     """`text_document`; of an export, whose models play the test again. Raises UserError where there is no test as well."""
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
-        from nip_ray.evaluation.verbs.text_replay import replayed_test
-
         return replayed_test(folder, config)
     document = text_document(folder.path, config)
     if document is None:
@@ -48,6 +57,65 @@ def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[s
             f"{folder.path}: this run has no test dialogues to examine; algorithm.test_scheme or evaluate_every says when there are some"
         )
     return document
+
+
+def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
+    """The figures, as `evaluation.json` has them. Raises UserError for models that are not in the export, or are damaged."""
+    from nip_ray.text.dialogues.runner import test_tasks
+    from nip_ray.text.parts import prepare
+    from nip_ray.text.training.metrics import dialogue_record, risk_and_coverage
+
+    about = read_export(folder)
+    check_files(folder.path, about["files"])
+    if missing := [*about["elsewhere"], *(name for name, found in speaking_providers(config).items() if found.hosted)]:
+        raise UserError(f"{folder.path}: does not hold the models of {', '.join(missing)}, a provider does; evaluate the run itself")
+    prepared = prepare(config)
+    tasks = test_tasks(prepared.items["test"], config.seed, config.algorithm.num_test_items, config.algorithm.num_test_repeats)
+    play = _in_step if learns_from_tokens(config) else _by_engine
+    dialogues = play(folder, config, prepared, tasks, about["iteration"] - 1)
+    record = dialogue_record(dialogues, prepared.scenario.protocol, groups=prepared.kind.groups)
+    count = len({dialogue.item.id for dialogue in dialogues})
+    kind = prepared.kind
+    told = {"iteration": about["iteration"], "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    return told | risk_and_coverage(dialogues)
+
+
+def _in_step(
+    folder: RunFolder, config: TextExperimentConfig, prepared: "Prepared", tasks: "list[Task]", iteration: int
+) -> "list[Dialogue]":
+    from nip_ray.serving.policies import policy_for, use_threads
+    from nip_ray.text.costs.token_bills import Allowance
+    from nip_ray.text.training.model_play import ModelPlay
+
+    agents = {agent: replace(own, frozen=True) for agent, own in language_agents(config).items()}
+    played = config.model_copy(update={"scenario": replace(config.scenario, agents=agents)})
+    use_threads(played)
+    models = {group: policy_for(played, group, folder.path) for group in groups(played)}
+    try:
+        return ModelPlay(played, models, Allowance(None)).play(prepared.scenario, tasks, "test", iteration).dialogues
+    finally:
+        for model in models.values():
+            model.close()
+
+
+def _by_engine(
+    folder: RunFolder, config: TextExperimentConfig, prepared: "Prepared", tasks: "list[Task]", iteration: int
+) -> "list[Dialogue]":
+    from nip_ray.text.dialogues.runner import DialogueRunner, StageContext
+    from nip_ray.text.own_models import clients_of, own_clients
+
+    models = {group: language_agents(config)[agents[0]].model for group, agents in groups(config).items()}
+
+    async def talk() -> "list[Dialogue]":
+        clients = own_clients(config, folder.path, models, language_agents(config))
+        try:
+            context = StageContext("export", config.seed, "test", iteration)
+            return await DialogueRunner(prepared.scenario, clients, context, config.talk.max_in_flight).dialogues(tasks)
+        finally:
+            for client in clients_of(clients):
+                await client.close()
+
+    return asyncio.run(talk())
 
 
 def attacked_text_run(

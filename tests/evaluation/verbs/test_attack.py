@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from nip_ray.cli import app
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import ENTRIES
+from nip_ray.evaluation.attack_table import ENTRIES
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.build import graph_data

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import ENTRIES
+from nip_ray.evaluation.attack_table import ENTRIES
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep, merged
 from nip_ray.runs.experiment import run_experiment

@@ -11,7 +11,7 @@ from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import paid_agents
+from nip_ray.evaluation.attack_table import paid_agents
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.text_attack import attack_config
 from nip_ray.protocols import from_settings
