@@ -24,7 +24,7 @@ from nip_ray.config.search_rules import search, verdict_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.protocols.spec import Protocol
-from nip_ray.protocols.tables import BOUND_TO_SCENARIO, PROTOCOLS, parameter_faults, table_of
+from nip_ray.protocols.tables import BOUND_TO_SCENARIO, PROTOCOLS, listed, parameter_faults, table_of
 from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 from nip_ray.settings.heads import LrFactors
@@ -137,7 +137,7 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     name, scenario = config.protocol.name, config.scenario.name
     if name not in PROTOCOLS and not any(plugins(config)):
         hint = "none of `plugins` registers it" if config.plugins else "one of your own needs `plugins`"
-        yield f"protocol.name: unknown protocol {name!r}, {suggest(name, list(PROTOCOLS))} ({hint})"
+        yield f"protocol.name: unknown protocol {name!r}, {suggest(name, listed())} ({hint})"
     home = BOUND_TO_SCENARIO.get(name)
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"

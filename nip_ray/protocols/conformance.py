@@ -269,15 +269,6 @@ def _slope_faults(protocol: Protocol, ends: Ends) -> list[str]:
     return []
 
 
-def pay_alike(protocol: Protocol, one: PaymentFunction, other: PaymentFunction) -> bool:
-    """Whether two payment functions pay the same at every end that `protocol` can have."""
-    if protocol.min_rounds > protocol.max_rounds:
-        return False  # which is refused by itself
-    ends = _all_ends(protocol)
-    paid, again = one(ends), other(ends)
-    return paid.keys() == again.keys() and all(torch.equal(paid_B, again[agent]) for agent, paid_B in paid.items())
-
-
 def _all_ends(protocol: Protocol) -> Ends:
     """Every end, some confidences of each."""
     roles = torch.arange(max(1, len(protocol.roles)))
