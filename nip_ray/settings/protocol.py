@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import option
+
+FORBID_UNKNOWN = {"extra": "forbid"}  # a rule says what is wrong with amounts that are not finite
 
 
 @dataclass(frozen=True)
