@@ -14,7 +14,7 @@ from nip_ray.protocols.panel import Panel
 from nip_ray.protocols.payment import ENTRIES, Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import ADVERSARY, SIMULATOR, wrap
-from nip_ray.settings.protocol import ProtocolSettings
+from nip_ray.settings.protocol import FIXED, ProtocolSettings
 
 Round = tuple[Turn, ...]
 _VERIFIER = (
@@ -285,7 +285,7 @@ def message_game(params: ProtocolParams) -> Protocol:
         turns=((tuple((agent, f"{agent}_channel") for agent in agents),),),
         max_rounds=max_rounds,
         min_rounds=max_rounds,
-        payment=Payment.from_params(replace(params, shared_reward=True), {"prover": None}),
+        payment=Payment.from_params(replace(params, **FIXED["message_game"]), {"prover": None}),
         force_guess=params.force_guess,
     )
 

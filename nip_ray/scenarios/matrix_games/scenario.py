@@ -32,15 +32,6 @@ class MatrixGame(Scenario):
         self.num_symbols = max(game.actions)
         self.label_I = torch.zeros(game.num_instances, dtype=torch.int64)
 
-    def to(self, device: str) -> "MatrixGame":
-        """This scenario, its table moved to `device` in place."""
-        self.label_I = self.label_I.to(device)
-        return self
-
-    def ids(self, split: str) -> Tensor:
-        """All instances."""
-        return torch.arange(len(self.label_I), device=self.label_I.device)
-
     def situation_I(self) -> Tensor:
         """The game's start."""
         return torch.arange(len(self.label_I), device=self.label_I.device) % self.game.num_starts
