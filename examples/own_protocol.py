@@ -4,9 +4,10 @@ in a channel that the first cannot read.
 `examples/own_protocol.yaml` trains it: nip-ray train examples/own_protocol.yaml
 """
 
-from nip_ray.protocols import ACCEPT, REJECT, Payment, Protocol, ProtocolParams, register
+from nip_ray.protocols import ACCEPT, AMOUNTS, REJECT, Payment, Protocol, ProtocolParams, reads, register
 
 
+@reads(*AMOUNTS, "force_guess")
 def criticised(params: ProtocolParams) -> Protocol:
     """The prover is paid for acceptance, the critic for rejection, and the verifier, as ever, for being right."""
     ask = (("verifier", "main"),)

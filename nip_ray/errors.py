@@ -5,6 +5,7 @@ so they are shown without the values of secret variables.
 """
 
 import importlib
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 from nip_ray.redaction import Redactor
@@ -28,6 +29,15 @@ class TrainingError(Exception):
 
 class LearnerLost(TrainingError):
     """A learner's process or node is gone. Training can continue from the newest checkpoint, with learners made again."""
+
+
+def refuse_faults(what: str, *checks: Callable[[], Iterable[str]]) -> None:
+    """Raise one UserError that lists what the first of these checks that finds anything finds wrong with `what`; later ones would only
+    repeat it. Return quietly where none does.
+    """
+    for check in checks:
+        if faults := list(dict.fromkeys(check())):
+            raise UserError(f"{what}: {'; '.join(faults)}")
 
 
 def require(module: str, extra: str) -> ModuleType:

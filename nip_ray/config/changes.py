@@ -13,6 +13,7 @@ from nip_ray.config.keys import resumable, sections, walk
 from nip_ray.config.load import apply_overrides, config_from_dict, plain
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
+from nip_ray.settings.protocol import FIXED
 from nip_ray.storage.fingerprint import fingerprint
 
 Config = TypeVar("Config", ExperimentConfig, TextExperimentConfig)
@@ -76,8 +77,8 @@ def run_fingerprint(config: ExperimentConfig) -> str:
     for path, key in walk(ExperimentConfig):
         if key.meaning.get("affects_numbers") is False and "." in path:
             _remove(parts, path.split("."))
-    if config.protocol.name == "message_game":
-        _remove(parts, ["protocol", "shared_reward"])  # always true, and false in configs of earlier versions
+    for name in FIXED.get(config.protocol.name, ()):
+        _remove(parts, ["protocol", name])  # which configs of earlier versions do not say
     return fingerprint(parts)
 
 

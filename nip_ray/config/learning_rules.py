@@ -1,24 +1,20 @@
 """Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See `nip_ray.config.rules`."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of, without_verifier
 from nip_ray.protocols.tables import PROTOCOLS, table_of
-from nip_ray.settings.dqn import DQNSettings, dqn_faults, role_settings
+from nip_ray.settings.dqn import DQNSettings, role_settings
 from nip_ray.settings.experiment import PlaySettings
-from nip_ray.settings.ppo import OnPolicySettings, PPOSettings
-from nip_ray.settings.schedule import UpdateSchedule, is_updated
+from nip_ray.settings.ppo import OnPolicySettings
+from nip_ray.settings.schedule import is_updated
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.storage.folder import EXPORTED
 from nip_ray.storage.sources import is_artifact
-
-_SCHEDULE_FIELDS = {"constant": (), "contiguous": ("period", "start", "stop"), "alternating": ("period", "first_agent_num_rounds")}
 
 
 def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
@@ -38,44 +34,6 @@ def learns(agent: AgentSettings) -> bool:
 # ---------------------------------------------------------------------------------------------------------- algorithms
 
 
-def objectives(config: ExperimentConfig) -> Iterator[str]:
-    """Clipping ranges are positive, a penalty's coefficient moves the right way, and one rule sets the learning rate."""
-    clip_value = getattr(config.algorithm, "clip_value", False)
-    if not isinstance(clip_value, bool) and clip_value <= 0:
-        yield f"algorithm.clip_value: got {clip_value}, expected a number > 0, true (clip_epsilon) or false (no clipping)"
-    if not isinstance(config.algorithm, PPOSettings):
-        return
-    ppo = config.algorithm
-    if ppo.loss == "kl_penalty":
-        if ppo.kl_beta == 0:
-            yield "algorithm.kl_beta: got 0, which no factor can change, expected a number > 0"
-        if ppo.kl_decrement >= 1:
-            yield f"algorithm.kl_decrement: got {ppo.kl_decrement}, but it must lower the coefficient, expected a number < 1"
-        if ppo.kl_increment <= 1:
-            yield f"algorithm.kl_increment: got {ppo.kl_increment}, but it must raise the coefficient, expected a number > 1"
-    if ppo.adaptive_lr:
-        yield from _adaptive_rate(ppo)
-    for needed, is_used, keys in (
-        ("loss kl_penalty", ppo.loss == "kl_penalty", ("kl_beta", "kl_decrement", "kl_increment")),
-        ("adaptive_lr", ppo.adaptive_lr, ("adaptive_lr_factor", "adaptive_lr_min", "adaptive_lr_max")),
-        ("loss kl_penalty or adaptive_lr", ppo.adaptive_lr or ppo.loss == "kl_penalty", ("kl_target",)),
-        ("loss clip or clip_value true", ppo.loss == "clip" or ppo.clip_value is True, ("clip_epsilon",)),
-    ):
-        for key in keys if not is_used else ():
-            if (given := getattr(ppo, key)) != getattr(PPOSettings, key):
-                yield f"algorithm.{key}: got {given:g}, but it counts with {needed} only, leave it out"
-
-
-def _adaptive_rate(ppo: PPOSettings) -> Iterator[str]:
-    low, high = ppo.adaptive_lr_min, ppo.adaptive_lr_max
-    if ppo.anneal_lr:
-        yield "algorithm.adaptive_lr: anneal_lr sets the learning rate too, set one of them to false"
-    if low > high:
-        yield f"algorithm.adaptive_lr_min: got {low:g}, more than adaptive_lr_max {high:g}, lower it"
-    elif not low <= ppo.lr <= high:
-        yield f"algorithm.lr: got {ppo.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change these bounds"
-
-
 def own_settings(config: ExperimentConfig) -> Iterator[str]:
     """What agents have of their own is for agents that learn."""
     for agent in config.algorithm.agents if isinstance(config.algorithm, OnPolicySettings) else ():
@@ -93,15 +51,9 @@ def stackelberg(config: ExperimentConfig) -> Iterator[str]:
     rule = config.algorithm
     if not isinstance(rule, StackelbergSettings):
         return
-    key = "algorithm.stackelberg_sequence"
-    if rule.mutual and rule.variant in ("spg", "pspg"):
-        yield f"algorithm.mutual: {rule.variant} needs leaders and followers, set it to false or use lola, pola, sos or psos"
-    elif rule.mutual and rule.stackelberg_sequence is not None:
-        yield f"{key}: with mutual everyone shapes everyone, leave it out"
     if rule.stackelberg_sequence is None:
         return
-    if not all(rule.stackelberg_sequence):
-        yield f"{key}: got an empty group, leave it out"
+    key = "algorithm.stackelberg_sequence"
     named = [agent for group in rule.stackelberg_sequence for agent in group]
     for agent in dict.fromkeys(named):
         if (fault := stranger(config, agent)) is not None:
@@ -142,11 +94,10 @@ def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str
 
 
 def dqn(config: ExperimentConfig) -> Iterator[str]:
-    """Deep Q-learning: its numbers go together, its roles play, learn, and choose one symbol; greedy play is what is examined."""
+    """Deep Q-learning: its roles play, learn, and choose one symbol; greedy play is what is examined."""
     rule = config.algorithm
     if not isinstance(rule, DQNSettings):
         return
-    yield from (f"algorithm.{fault}" for fault in dqn_faults(rule))
     if config.evaluation.sampled:
         yield "evaluation.sampled: dqn values moves and draws none, set it to false (greedy play is examined)"
     if config.play.num_copies != PlaySettings().num_copies:
@@ -213,36 +164,13 @@ def schedules(config: ExperimentConfig) -> Iterator[str]:
         if (fault := stranger(config, agent)) is not None:
             yield f"{key}: {fault}"
             continue
-        faults = list(schedule_faults(schedule))
+        faults = list(schedule.faults())
         yield from (f"{key}.{fault}" for fault in faults)
         if not learns(agent_settings(config, agent)):
             yield f"{key}: {agent} never learns, whatever its schedule (scenario.agents.{source_of(config, agent)}), leave it out"
         elif not faults and not any(is_updated(schedule, i) for i in range(min(config.iterations, schedule.period or 1))):
             within = f" within {config.iterations} iterations" if config.iterations < (schedule.period or 1) else ""
             yield f"{key}: {agent} would never learn{within}, give it iterations, or a learning-rate factor of 0 instead of a schedule"
-
-
-def schedule_faults(schedule: UpdateSchedule) -> Iterator[str]:
-    """What is missing, superfluous or contradictory, each beginning with its field."""
-    kind, used = schedule.kind, _SCHEDULE_FIELDS[schedule.kind]
-    defaults, complete = UpdateSchedule(), True
-    for name in (field.name for field in fields(schedule) if field.name != "kind"):
-        value = getattr(schedule, name)
-        if name in used and value is None:
-            complete = False
-            yield f"{name}: missing, a schedule of kind {kind} needs {', '.join(used)}"
-        elif name not in (*used, *(("first_agent",) if kind == "alternating" else ())) and value != getattr(defaults, name):
-            yield f"{name}: got {value}, but a schedule of kind {kind} has no use for it, leave it out"
-    if not complete or schedule.period is None:
-        return
-    period, start, stop, count = schedule.period, schedule.start, schedule.stop, schedule.first_agent_num_rounds
-    if kind == "contiguous" and start is not None and stop is not None:
-        if start >= stop:
-            yield f"stop: got {stop}, but start is {start}, use a larger one"
-        if stop > period:
-            yield f"stop: got {stop}, more than the period of {period}, use at most that"
-    if kind == "alternating" and count is not None and count > period:
-        yield f"first_agent_num_rounds: got {count}, more than the period of {period}, use at most that"
 
 
 # ------------------------------------------------------------------------------------------- first weights, pretraining
@@ -283,8 +211,6 @@ def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str
 def pretraining(config: ExperimentConfig) -> Iterator[str]:
     """Those who are pretrained play, have bodies, and are named once; there are labels to learn from."""
     settings, key = config.pretraining, "pretraining.agents"
-    if not math.isfinite(settings.lr):
-        yield f"pretraining.lr: got {settings.lr}, expected number > 0"
     if not settings.agents:
         return
     if isinstance(config.algorithm, SoloSettings):
@@ -305,8 +231,6 @@ def pretraining(config: ExperimentConfig) -> Iterator[str]:
 def message_regression(config: ExperimentConfig) -> Iterator[str]:
     """Those whose messages are read play, and there are labels to be read from them."""
     settings, key = config.evaluation.message_regression, "evaluation.message_regression"
-    if not math.isfinite(settings.lr):
-        yield f"{key}.lr: got {settings.lr}, expected number > 0"
     if not settings.enabled:
         return
     if without_verifier(config):
@@ -329,4 +253,4 @@ def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str
     return None
 
 
-LEARNING_RULES = (objectives, own_settings, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)
+LEARNING_RULES = (own_settings, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)

@@ -24,12 +24,6 @@ def opponents(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     if fault is not None:
         yield f"opponents: {fault}"
         return
-    if pool.sampling == "uniform":
-        for key in ("priority", "priority_exponent"):
-            if (given := getattr(pool, key)) != getattr(OpponentSettings, key):
-                yield f"opponents.{key}: got {given}, but it counts with sampling prioritised only, leave it out"
-    if pool.priority == "even" and pool.priority_exponent != OpponentSettings.priority_exponent:
-        yield f"opponents.priority_exponent: got {pool.priority_exponent:g}, but it counts with priority hard only, leave it out"
     if pool.every >= config.iterations:
         yield f"opponents.every: got {pool.every}, so none is met within {config.iterations} iterations, lower it"
     if playing(config) is not None:

@@ -1,8 +1,6 @@
 """Rules about language models that learn from their own tokens: groups of dialogues, who learns and by whom, keys without an effect."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import fields
 
 import pydantic_core
 
@@ -30,9 +28,6 @@ def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
     rule = config.algorithm
     if not isinstance(rule, TokenTrainingSettings):
         return
-    yield from _numbers(rule)
-    yield from _dialogue_groups(rule)
-    yield from _without_effect(rule)
     yield from _own_settings(config, rule)
     yield from _learners(config, rule)
     yield from _places(config, rule)
@@ -87,35 +82,6 @@ def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> It
         if rule.curriculum[number].changes and made and after and (made.scenario, made.protocol) == (after.scenario, after.protocol):
             follows = "the run itself" if after is config else "the stage behind it"
             yield f"algorithm.curriculum[{number}].changes: make the very task of {follows}, change something or leave the stage out"
-
-
-def _numbers(rule: TokenTrainingSettings) -> Iterator[str]:
-    parts = {"algorithm": rule, **{f"algorithm.agents.{agent}": own for agent, own in rule.agents.items()}}
-    for place, part in parts.items():
-        for field in fields(part):
-            value = getattr(part, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                yield f"{place}.{field.name}: got {value}, expected {keys_of(type(part))[field.name].expects}"
-
-
-def _dialogue_groups(rule: TokenTrainingSettings) -> Iterator[str]:
-    size, total = rule.group_size, rule.rollouts_per_iteration
-    if total % size:
-        near = max(size, total - total % size)
-        yield f"algorithm.group_size: got {size}, but rollouts_per_iteration is {total}, use a divisor of that or {near} rollouts"
-
-
-def _without_effect(rule: TokenTrainingSettings) -> Iterator[str]:
-    """Keys that are set and that nothing reads. (Clipping on-policy, where all ratios are 1, is the ordinary case and no fault.)"""
-    keys, own = keys_of(TokenTrainingSettings), rule.agents.values()
-    for key in ("kl_estimator", "final_kl_coefficient"):
-        if getattr(rule, key) != keys[key].default and not any(one.kl_coefficient or one.final_kl_coefficient for one in (rule, *own)):
-            yield f"algorithm.{key}: kl_coefficient is 0, leave it out or raise that"
-    for key in ("warmup_batch_size", "warmup_learning_rate"):
-        if getattr(rule, key) != keys[key].default and not (rule.warmup_steps or rule.format_warmup):
-            yield f"algorithm.{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"
-    if rule.warmup_agents is not None and not rule.warmup_steps:
-        yield "algorithm.warmup_agents: warmup_steps is 0, leave it out or raise that"
 
 
 def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:

@@ -6,8 +6,8 @@ bounds) is not checked here but by the models themselves. For a protocol that do
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,16 @@ from nip_ray.config.search_rules import search, verdict_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.protocols.spec import Protocol
-from nip_ray.protocols.tables import BOUND_TO_SCENARIO, PROTOCOLS, parameter_faults, table_of
+from nip_ray.protocols.tables import BOUND_TO_SCENARIO, PROTOCOLS, listed, parameter_faults, table_of
 from nip_ray.settings.dqn import DQNSettings
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
-from nip_ray.settings.heads import LrFactors
-from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
-from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults, num_labels
-from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
+from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.settings.heads import LrFactors, nearest_divisor
+from nip_ray.settings.hironaka import HironakaAgentSettings
+from nip_ray.settings.image_classification import ImageClassificationSettings, num_labels
+from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, protocol_of
 from nip_ray.settings.protocol import PayoffEntries, ProtocolParams, ProtocolSettings
 from nip_ray.settings.solo import SoloSettings
-from nip_ray.settings.state_tracking import ChainSettings, StateAgentSettings, chain_faults
+from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 Rule = Callable[[ExperimentConfig], Iterator[str]]
 
@@ -44,8 +44,6 @@ _FACTORS = ("agent_lr_factor", "body_lr_factor", "gnn_lr_factor")
 _REWARDS = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward")
 _REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
 _FLOAT32_MAX = 3.4028234663852886e38
-_SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
-_TINY = 1e-9
 _MOST_IN_MEAN = 12  # 4,096 sets
 _MEASURE_ESTIMATES = ("state_tracking",)
 _TWO_LABELS = ("graph_isomorphism", "state_tracking", "code_validation")
@@ -137,7 +135,7 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     name, scenario = config.protocol.name, config.scenario.name
     if name not in PROTOCOLS and not any(plugins(config)):
         hint = "none of `plugins` registers it" if config.plugins else "one of your own needs `plugins`"
-        yield f"protocol.name: unknown protocol {name!r}, {suggest(name, list(PROTOCOLS))} ({hint})"
+        yield f"protocol.name: unknown protocol {name!r}, {suggest(name, listed())} ({hint})"
     home = BOUND_TO_SCENARIO.get(name)
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
@@ -277,17 +275,13 @@ def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[
 
 
 def games(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """A small game makes sense, and is played under its own protocol."""
+    """A small game is played under its own protocol."""
     scenario, name = config.scenario, config.protocol.name
-    if isinstance(scenario, HironakaSettings):
-        yield from (f"scenario.{fault}" for fault in hironaka_faults(scenario))
     if not isinstance(scenario, MatrixGameSettings | LanguageMatrixGameSettings):
         return
     own = protocol_of(scenario.game)
     if BOUND_TO_SCENARIO.get(name) == scenario.name and name != own:
         yield f"protocol.name: got {name}, but {scenario.game} is played under {own}"
-    if isinstance(scenario, MatrixGameSettings):
-        yield from (f"scenario.{fault}" for fault in game_faults(scenario))
 
 
 # -------------------------------------------------------------------------------------------------------------- agents
@@ -337,44 +331,7 @@ def manual_agents(config: ExperimentConfig) -> Iterator[str]:
             yield f"scenario.linear_symbols: got {scenario.linear_symbols}, but manual agents ({source}) send none, use 0"
 
 
-def attention_heads(config: ExperimentConfig) -> Iterator[str]:
-    """Heads share a token's width evenly."""
-    for source, agent in players(config).values():
-        if agent.kind != "learned":
-            continue
-        if isinstance(agent, GraphAgentSettings) and agent.num_transformer_layers:
-            key, width = "d_transformer", agent.d_transformer
-        elif isinstance(agent, StateAgentSettings):
-            key, width = "d", agent.d
-        else:
-            continue
-        if width % agent.num_heads:
-            yield (
-                f"{source}.num_heads: got {agent.num_heads}, which does not divide {key} {width}, "
-                f"use {_nearest_divisor(width, agent.num_heads)} heads or another width"
-            )
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
-
-
 # ------------------------------------------------------------------------------------------------------------ learning
-
-
-def finite_numbers(config: ExperimentConfig) -> Iterator[str]:
-    """No learning rate is infinite."""
-    for group in ("algorithm", "play", "learners"):
-        settings = getattr(config, group)
-        for field in fields(settings):
-            value = getattr(settings, field.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                yield f"{group}.{field.name}: got {value}, expected {keys_of(type(settings))[field.name].expects}"
-    for source, agent in config.scenario.agents.items():
-        for name in _FACTORS:
-            factor: LrFactors | None = getattr(agent, name, None)
-            if factor is not None and not (math.isfinite(factor.actor) and math.isfinite(factor.critic)):
-                yield f"scenario.agents.{source}.{name}: expected finite numbers"
 
 
 def minibatches(config: ExperimentConfig) -> Iterator[str]:
@@ -388,7 +345,7 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
     if learners and copies % learners:
         yield (
             f"learners.num_learners: got {learners}, but {copies} copies in an iteration "
-            f"cannot be shared evenly, use {_nearest_divisor(copies, learners)} or change play.num_copies"
+            f"cannot be shared evenly, use {nearest_divisor(copies, learners)} or change play.num_copies"
         )
     in_copies = getattr(config.algorithm, "minibatch_copies", None)
     if in_copies is not None:
@@ -470,9 +427,7 @@ def fixed_shapes(config: ExperimentConfig) -> Iterator[str]:
 
 
 def evaluations(config: ExperimentConfig) -> Iterator[str]:
-    """An evaluation takes place in at least one way, and who is to be attacked at the end can be."""
-    if not (config.evaluation.greedy or config.evaluation.sampled):
-        yield "evaluation.greedy: greedy and sampled are both false, so nothing would be evaluated, set one of them to true"
+    """Who is to be attacked at the end can be."""
     if not config.evaluation.attack.enabled:
         return
     table = table_of(config.protocol.name, config.protocol) if config.protocol.name in PROTOCOLS else None
@@ -483,64 +438,6 @@ def evaluations(config: ExperimentConfig) -> Iterator[str]:
         yield f"{key}: {table.name} has no verifier who could be fooled, leave it out"
     elif table is not None and not table.provers:
         yield f"{key}: {table.name} has no prover who could fool the verifier, leave it out"
-
-
-# ---------------------------------------------------------------------------------------------------------------- data
-
-
-def data_files(config: ExperimentConfig) -> Iterator[str]:
-    """Files exist, and training and held-out pairs do not come from the same one."""
-    if not isinstance(config.scenario, GraphIsomorphismSettings):
-        return
-    data = config.scenario.data
-    for split in ("train", "test"):
-        path = getattr(data, split)
-        if path is not None and not Path(path).exists():
-            hint = "put it there, or in a new run leave the key out to make the pairs or write them with `nip-ray data graph-isomorphism`"
-            yield f"scenario.data.{split}: {path}: no such file, {hint}"
-    if data.train is not None and data.test is not None and Path(data.train).resolve() == Path(data.test).resolve():
-        yield f"scenario.data.test: {data.test}: this is the training file, hold other pairs out"
-
-
-def images(config: ExperimentConfig) -> Iterator[str]:
-    """Images can be had, their classes can be told apart by a label, and a grid is left of them."""
-    if isinstance(config.scenario, ImageClassificationSettings):
-        yield from (f"scenario.{fault}" for fault in image_faults(config.scenario))
-
-
-def data_composition(config: ExperimentConfig) -> Iterator[str]:
-    """What is to be made can exist."""
-    if not isinstance(config.scenario, GraphIsomorphismSettings):
-        return
-    data, place = config.scenario.data, "scenario.data"
-    for name in ("graph_sizes", "edge_probabilities"):
-        values: Sequence[float] = getattr(data, name)
-        if len(set(values)) != len(values):
-            yield f"{place}.{name}: got {list(values)}, expected each value once"
-    if min(data.graph_sizes) < 2:
-        yield f"{place}.graph_sizes: got {min(data.graph_sizes)}, expected graphs of at least 2 nodes"
-    for probability in data.edge_probabilities:
-        if not 0 < probability < 1:
-            yield f"{place}.edge_probabilities: got {probability}, expected numbers between 0 and 1, both excluded"
-    both = data.non_iso_prop_score_1 + data.non_iso_prop_score_2
-    if both > 1 + _TINY:
-        yield f"{place}.non_iso_prop_score_2: with non_iso_prop_score_1 it makes {both:g}, expected at most 1 together"
-    elif data.train is None or data.test is None:
-        yield from _made_scores(data, both)
-
-
-def _made_scores(data: GraphDataSettings, both: float) -> Iterator[str]:
-    smallest = min(data.graph_sizes)
-    if 2 <= smallest < _SMALLEST_WITH_SCORE_3 and both < 1 - _TINY:
-        yield (
-            f"scenario.data.graph_sizes: got {smallest}, but no pair with score 3 or more has fewer than {_SMALLEST_WITH_SCORE_3} nodes, "
-            "use larger graphs or let non_iso_prop_score_1 and non_iso_prop_score_2 add up to 1"
-        )
-    if data.min_wl_score is None or data.train is not None:
-        return
-    below = {1: 0.0, 2: data.non_iso_prop_score_1}.get(data.min_wl_score, both)
-    if below > 1 - _TINY:
-        yield f"scenario.data.min_wl_score: got {data.min_wl_score}, but no made negative has that score, lower it"
 
 
 def plugins(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
@@ -560,6 +457,26 @@ def _module_exists(name: str) -> bool:
         return False
 
 
+def own_faults(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
+    """What each part of a config finds wrong with itself. (Providers and schedules are asked elsewhere: theirs depend on more.)"""
+    for name in keys_of(type(config)):
+        if name not in ("providers", "schedules"):
+            yield from faults_below(getattr(config, name), name)
+
+
+def faults_below(part: Any, place: str) -> Iterator[str]:
+    """The faults of `part` and of the settings in it, each with its whole key."""
+    if isinstance(part, Mapping):
+        for name, member in part.items():
+            yield from faults_below(member, f"{place}.{name}")
+    elif is_dataclass(part):
+        for kind in type(part).__mro__:
+            if "faults" in vars(kind):
+                yield from (f"{place}.{fault}" for fault in vars(kind)["faults"](part))
+        for field in fields(part):
+            yield from faults_below(getattr(part, field.name), f"{place}.{field.name}")
+
+
 _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     protocol_name,
     protocol_parameters,
@@ -569,6 +486,7 @@ _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     agent_names,
     opponents,
     plugins,
+    own_faults,
 )
 _RULES: tuple[Rule, ...] = (
     protocol_name,
@@ -583,8 +501,6 @@ _RULES: tuple[Rule, ...] = (
     opponents,
     shared_bodies,
     manual_agents,
-    attention_heads,
-    finite_numbers,
     minibatches,
     *LEARNING_RULES,
     search,
@@ -592,8 +508,6 @@ _RULES: tuple[Rule, ...] = (
     workers,
     fixed_shapes,
     evaluations,
-    data_files,
-    images,
-    data_composition,
     plugins,
+    own_faults,
 )

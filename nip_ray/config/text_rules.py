@@ -3,14 +3,13 @@
 What needs the environment or the network (keys, models, methods) is checked when a run starts, before money is spent.
 """
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.keys import keys_of, suggest
+from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, deciding, panel_of, playing, source_of, without_verifier
 from nip_ray.errors import UserError
 from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
@@ -19,7 +18,7 @@ from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings
-from nip_ray.settings.text_training import FineTuningSettings, TextTrainingSettings
+from nip_ray.settings.text_training import TextTrainingSettings
 
 if TYPE_CHECKING:
     from nip_ray.play.dialogue import Shape
@@ -154,8 +153,7 @@ def _request_members(place: str, settings: LanguageAgentSettings, provider: Prov
     try:
         extra = settings.extra_members
     except ValueError:
-        yield f'{place}.extra_body: got {settings.extra_body!r:.60}, write a JSON object, such as {{"top_k": 20}}'
-        return
+        return  # which its own faults say
     if extra and not provider.takes_extra_body:
         key = "extra_body" if settings.extra_body else "reasoning_effort"
         yield f"{place}.{key}: {settings.provider} takes no such member of requests (a provider named openai does), leave it out"
@@ -163,8 +161,6 @@ def _request_members(place: str, settings: LanguageAgentSettings, provider: Prov
     taken = _OUR_MEMBERS & (extra.keys() - ({"reasoning_effort"} if settings.reasoning_effort is not None else set())) - left_out
     for key in sorted(taken):
         yield f"{place}.extra_body: {key} has an option of its own, leave it out (or set it to null, and requests are sent without it)"
-    if settings.reasoning_effort not in (None, "none") and not settings.max_reasoning_tokens:
-        yield f"{place}.max_reasoning_tokens: 0, but reasoning_effort is {settings.reasoning_effort}, leave room (such as 4096)"
 
 
 def provider_names(config: TextExperimentConfig) -> Iterator[str]:
@@ -198,41 +194,9 @@ def money(config: TextExperimentConfig) -> Iterator[str]:
             yield f"{key}: no price for {settings.model} (of {agent}), which budget.usd needs, add it or a price of {DEFAULT}"
 
 
-def code_files(config: TextExperimentConfig) -> Iterator[str]:
-    """Files and folders exist, and training and held-out items do not come from the same file."""
-    if not isinstance(config.scenario, CodeValidationSettings):
-        return
-    data = config.scenario.data
-    for split in ("train", "test"):
-        path = getattr(data, split)
-        if path is None:
-            continue
-        if not Path(path).is_file():
-            hint = "put it there, or in a new run leave the key out to make the items or write them with `nip-ray data code-validation`"
-            yield f"scenario.data.{split}: {path}: no such file, {hint}"
-        elif Path(path).suffix not in (".jsonl", ".parquet"):
-            yield f"scenario.data.{split}: {path}: expected a .jsonl or .parquet file"
-    if data.train is not None and data.test is not None and Path(data.train).resolve() == Path(data.test).resolve():
-        yield f"scenario.data.test: {data.test}: this is the training file, hold other items out"
-    if len(set(data.difficulties)) != len(data.difficulties):
-        yield f"scenario.data.difficulties: got {list(data.difficulties)}, expected each once"
-    prompts = config.scenario.prompts
-    if prompts is not None and not Path(prompts).is_dir():
-        yield f"scenario.prompts: {prompts}: no such folder, name one with prompt templates"
-
-
-def overlap(config: TextExperimentConfig) -> Iterator[str]:
-    """There are tests to play while models are fine-tuned."""
-    rule = config.algorithm
-    if isinstance(rule, TextTrainingSettings) and rule.test_while_fine_tuning and rule.test_scheme == "none":
-        yield "algorithm.test_while_fine_tuning: test_scheme is none, so there is nothing to play, set it to false"
-
-
 def warmup(config: TextExperimentConfig) -> Iterator[str]:
     """Those whom the scenario's own examples are shown learn, and are shown any."""
     rule, settings = config.algorithm, language_agents(config)
-    if isinstance(rule, TextTrainingSettings) and rule.warmup_agents and not rule.format_warmup:
-        yield "algorithm.warmup_agents: format_warmup is 0, leave it out or raise that"
     for agent in rule.warmup_agents or ():
         if settings and agent not in settings:
             yield f"algorithm.warmup_agents: no agent {agent!r} of {config.protocol.name}, {suggest(agent, list(settings))}"
@@ -242,40 +206,14 @@ def warmup(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def base_run(config: TextExperimentConfig) -> Iterator[str]:
-    """The other run is there, and is one of language models."""
+    """Models of another run need no warm-up, and its tests are played."""
     base = config.base_run
     if base is None:
         return
-    if not base.run_dir:
-        yield "base_run.run_dir: missing, name the folder of another run"
-    elif not (Path(base.run_dir) / "state.json").is_file():
-        yield f"base_run.run_dir: {base.run_dir}: not a run of language models (it has no state.json), name the folder of one"
     if config.algorithm.format_warmup:
         yield f"algorithm.format_warmup: got {config.algorithm.format_warmup}, but models of a base run know the form already, leave it out"
     if base.kind == "rerun_tests" and getattr(config.algorithm, "test_scheme", None) == "none":
         yield "algorithm.test_scheme: none, but base_run.kind rerun_tests does nothing but test, choose all, last or first_and_last"
-
-
-def rule_settings(config: TextExperimentConfig) -> Iterator[str]:
-    """They agree with each other, and are of use to the rule."""
-    rule = config.algorithm
-    yield from (f"algorithm.{fault}" for fault in rule.faults())
-    if not isinstance(rule, TextTrainingSettings):
-        return
-    parts = {"": rule, "fine_tuning.": rule.fine_tuning, "format_warmup_tuning.": rule.format_warmup_tuning}
-    for place, part in parts.items():
-        for name, key in keys_of(type(part)).items():
-            value = getattr(part, name)
-            if isinstance(value, float) and not math.isfinite(value):
-                yield f"algorithm.{place}{name}: got {value}, expected {key.expects}"
-        if isinstance(part, FineTuningSettings) and part.learning_rate is not None and part.learning_rate_multiplier is not None:
-            yield f"algorithm.{place}learning_rate_multiplier: learning_rate is given, which it would be a factor on, leave out either"
-    for key in ("beta", "nll_coefficient", "min_examples"):
-        if getattr(rule.format_warmup_tuning, key) != keys_of(FineTuningSettings)[key].default:
-            yield f"algorithm.format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples, leave it out"
-    for key in ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate") if not rule.replaces_guesses else ():
-        if (given := getattr(rule, key)) != keys_of(type(rule))[key].default:
-            yield f"algorithm.{key}: got {given}, but {rule.name} learns from pairs and replaces no guesses, leave it out"
 
 
 def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
@@ -311,6 +249,5 @@ def no_networks(config: TextExperimentConfig) -> Iterator[str]:
 
 TEXT_RULES = (
     no_networks,
-    text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, overlap, warmup, base_run,
-    rule_settings, tree_sizes,
+    text_protocol, provider_names, text_agents, provider_options, text_groups, money, warmup, base_run, tree_sizes,
 )  # fmt: skip

@@ -5,16 +5,16 @@ Decisions that matter here:
 - What is asked is what play, learning and resuming rely on: an observation is a pure function of its own row and of what was said
   before, an agent's network of its seed. A scenario that breaks this trains, and gives numbers that nobody can repeat.
 - An agent must not observe what it cannot read: what is said in other channels is changed, and its observation must stay.
-- The faults of the first stage that has any are listed; later ones would only repeat them.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_faults
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Dialogue, Rollout, own_rows
@@ -35,9 +35,9 @@ def check_scenario(scenario: Scenario) -> None:
     what they play; and that play repeats itself. Takes a second or two for a small scenario.
     """
     before = torch.get_rng_state()
-    for stage in (_table_faults, _observation_faults, _network_faults, _play_faults):
-        if faults := list(dict.fromkeys(stage(scenario))):
-            raise UserError(f"scenario {getattr(scenario, 'name', type(scenario).__name__)!r}: " + "; ".join(faults))
+    stages = (_table_faults, _observation_faults, _network_faults, _play_faults)
+    what = f"scenario {getattr(scenario, 'name', type(scenario).__name__)!r}"
+    refuse_faults(what, *(partial(stage, scenario) for stage in stages))
     if not torch.equal(before, torch.get_rng_state()):
         raise UserError(
             f"scenario {scenario.name!r}: draws from torch's global generator; draw from nip_ray.seeding.generator, or fork_rng"

@@ -25,14 +25,15 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn, split_reasoning, stance_in
-from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Protocol, start, step
+from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Panel, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
 #
 # - payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every round, seed class, label
-#   and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds;
+#   and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds. For a verdict with a grade
+#   it is called again, with a panel of one;
 # - whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
 # - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the expected payment
 #   of a verdict drawn with that probability, for verifier and provers alike. Under another `Payment.scoring` the share is another for
@@ -104,9 +105,12 @@ class Rulebook:
     def settle_votes(
         self, round: int, seed: int, y: int, before: Mapping[str, float | None], now: Mapping[str, float | None], stances: Stances
     ) -> Outcome:
-        """The outcome of `round` where a panel decides. before, now: the `votes` before the round and after it."""
+        """The outcome of `round` where a panel decides, or a verifier with a grade: a panel of one. before, now: the `votes` before the
+        round and after it.
+        """
         if stances not in self._arguing:
-            self._arguing[stances] = replace(self.protocol, payment=self.protocol.payment.arguing(dict(stances)))
+            panel = self.protocol.panel or Panel(self.protocol.verifiers, "mean")
+            self._arguing[stances] = replace(self.protocol, payment=self.protocol.payment.arguing(dict(stances)), panel=panel)
         protocol = self._arguing[stances]
         grades = [[torch.nan if votes[agent] is None else votes[agent] for agent in protocol.verifiers] for votes in (before, now)]
         before_1M, now_1M = torch.tensor(grades, dtype=torch.float32)[:, None]
@@ -133,9 +137,14 @@ class Rulebook:
         verdicts, where it decided this.
         """
         if self.protocol.two_verdicts:
-            outcome = self._by_tables(round, seed, y, confidence, stances)
-        else:
-            outcome = self.outcome(round, seed, y, self.protocol.undecided if decision is None else decision, stances)
+            graded = confidence is not None and 0 < confidence < 1
+            decision = None if confidence is None else verdict_of(confidence)
+            if graded and self.outcome(round, seed, y, ACCEPT, stances).verdict != self.outcome(round, seed, y, REJECT, stances).verdict:
+                (own,) = self.protocol.verifiers
+                found = self.settle_votes(round, seed, y, {own: None}, {own: confidence}, stances)
+                return replace(found, verdict=verdict_of(confidence), confidence=confidence)
+            decision = ACCEPT if graded else decision  # which does not count, or is forced
+        outcome = self.outcome(round, seed, y, self.protocol.undecided if decision is None else decision, stances)
         if self.protocol.payment.function is None or not outcome.ended:
             return outcome
         verdict_B = torch.tensor([outcome.verdict])
@@ -144,21 +153,6 @@ class Rulebook:
         ends = Ends(torch.tensor([y]), verdict_B, given, torch.tensor([round + 1]), role_B)
         more = function_pays(self.protocol, ends)[0].tolist()
         return replace(outcome, rewards={agent: paid + extra for (agent, paid), extra in zip(outcome.rewards.items(), more)})
-
-    def _by_tables(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
-        """`settle` without what the payment function pays."""
-        if confidence is None:
-            return self.outcome(round, seed, y, CONTINUE, stances)
-        accept = self.outcome(round, seed, y, ACCEPT, stances)
-        reject = self.outcome(round, seed, y, REJECT, stances)
-        if accept.verdict == reject.verdict or confidence == 1:  # the decision does not count, or is forced
-            return accept
-        if confidence == 0:
-            return reject
-        payment = self.protocol.payment.of(self.protocol.role_of(seed))
-        shares = {agent: payment.share(agent, y, confidence) for agent in accept.rewards}
-        mixed = {agent: share * accept.rewards[agent] + (1 - share) * reject.rewards[agent] for agent, share in shares.items()}
-        return Outcome(mixed, verdict_of(confidence), confidence, accept.ended)
 
 
 def verdict_of(confidence: float) -> int:

@@ -3,8 +3,9 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from nip_ray.play.rollout import Dialogue, GameRules
@@ -25,6 +26,8 @@ class Scenario(ABC):
     protocol: who plays. num_symbols: S, main-message alphabet. message_size: M symbols a message. linear_symbols: size of the
     linear alphabet (0: none). label_I: (I,) int64 labels by id. held_out: whether no instance of "test" is one of "train"; without it
     nothing is claimed of instances that nobody was trained with. rules: of a game with positions, which then judge it; None elsewhere.
+    num_train: the ids below it are those of training, the others are held out; None: all instances are in both splits. tables: the
+    attributes that are tensors to be moved to a device.
     """
 
     name: str
@@ -35,10 +38,13 @@ class Scenario(ABC):
     label_I: Tensor
     held_out: bool = True
     rules: GameRules[Any] | None = None
+    num_train: int | None = None
+    tables: tuple[str, ...] = ("label_I",)
 
-    @abstractmethod
     def ids(self, split: str) -> Tensor:
         """(I,) int64 ids of the instances of "train" or "test"."""
+        id_I = torch.arange(len(self.label_I), device=self.label_I.device)
+        return id_I if self.num_train is None else id_I[: self.num_train] if split == "train" else id_I[self.num_train :]
 
     @abstractmethod
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
@@ -55,9 +61,11 @@ class Scenario(ABC):
         ``set_normalisation(statistics)`` and ``body()``, the part that the policy reads, whose weights pretraining hands over.
         """
 
-    @abstractmethod
-    def to(self, device: str) -> "Scenario":
-        """The same scenario with its table on `device`."""
+    def to(self, device: str) -> Self:
+        """This scenario, its tables moved to `device` in place."""
+        for name in self.tables:
+            setattr(self, name, getattr(self, name).to(device))
+        return self
 
     def stacked(self, networks: Mapping[str, nn.Module], value: bool) -> Any:
         """These agents' policies, and values where `value`, as one computation of few kernels, with the methods of `play.static.Apart`.

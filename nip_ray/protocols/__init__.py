@@ -19,7 +19,7 @@ from nip_ray.protocols.spec import (
     ProtocolParams,
     ZeroKnowledge,
 )
-from nip_ray.protocols.tables import PROTOCOLS, build, from_settings, register
+from nip_ray.protocols.tables import AMOUNTS, PROTOCOLS, build, from_settings, reads, register
 from nip_ray.protocols.zero_knowledge import wrap
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCEPT",
+    "AMOUNTS",
     "CONTINUE",
     "DECISIONS",
     "NUM_DECISIONS",
@@ -50,6 +51,7 @@ __all__ = [
     "for_being_right",
     "for_verdict",
     "from_settings",
+    "reads",
     "register",
     "start",
     "step",

@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 
 import torch
 
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_faults
 from nip_ray.protocols.batched_step import certainty, slopes, start, step
 from nip_ray.protocols.panel import RULES
 from nip_ray.protocols.payment import Ends, Payment, PaymentFunction
@@ -21,21 +22,11 @@ def check(protocol: Protocol) -> None:
 
     Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every seed;
     the verifier, or each member of a panel, has a turn in which its decision counts, under every seed; round limits and roles make sense;
-    rewards are finite, in the
-    tables and in play, and a payment function is pure; under zero knowledge also that the two extra agents exist and have the
-    verifier's turns.
+    rewards are finite, in the tables and in play, and a payment function is pure; under zero knowledge also that the two extra agents
+    exist and have the verifier's turns.
     """
-    faults = _shape_faults(protocol) or _name_faults(protocol)
-    if not faults:
-        faults = [*_limit_faults(protocol), *_role_faults(protocol)]
-    if not faults:
-        faults = _payment_faults(protocol)
-    if not faults:
-        faults = [*_turn_faults(protocol), *_zero_knowledge_faults(protocol, protocol.zero_knowledge)]
-    if not faults:
-        faults = _play_faults(protocol)
-    if faults:
-        raise UserError(f"protocol {protocol.name!r}: " + "; ".join(faults))
+    checks = (_shape_faults, _name_faults, _table_faults, _payment_faults, _turn_faults, _play_faults)
+    refuse_faults(f"protocol {protocol.name!r}", *(partial(check, protocol) for check in checks))
 
 
 def refuse_labels(protocol: Protocol, scenario: str, labels: Iterable[int]) -> None:
@@ -67,25 +58,23 @@ def _shape_faults(protocol: Protocol) -> list[str]:
     return ["`turns` must be nested as turns[seed class][round] = ((agent, channel), ...); mind the outer level, one entry a seed class"]
 
 
-def _name_faults(protocol: Protocol) -> list[str]:
-    faults = []
+def _name_faults(protocol: Protocol) -> Iterator[str]:
     for what, names in (("agents", protocol.agents), ("channels", protocol.channels)):
         if len(set(names)) != len(names) or not names:
-            faults.append(f"{what} must be named, each once (got {list(names)})")
-    faults += _verdict_faults(protocol)
-    faults += _panel_faults(protocol)
+            yield f"{what} must be named, each once (got {list(names)})"
+    yield from _verdict_faults(protocol)
+    yield from _panel_faults(protocol)
     if protocol.panel is None and protocol.verifier is not None and protocol.verifier not in protocol.agents:
-        faults.append(f"the verifier {protocol.verifier!r} is not among the agents {list(protocol.agents)}")
+        yield f"the verifier {protocol.verifier!r} is not among the agents {list(protocol.agents)}"
     if set(protocol.sees) != set(protocol.agents):
-        faults.append(f"`sees` must name every agent (has {sorted(protocol.sees)}, agents are {sorted(protocol.agents)})")
+        yield f"`sees` must name every agent (has {sorted(protocol.sees)}, agents are {sorted(protocol.agents)})"
     unknown = {c for seen in protocol.sees.values() for c in seen} - set(protocol.channels)
-    faults += [f"`sees` names the channel {c!r}, which does not exist" for c in sorted(unknown)]
+    yield from (f"`sees` names the channel {c!r}, which does not exist" for c in sorted(unknown))
     for agent, channel in sorted({turn for table in protocol.turns for turns in table for turn in turns}):
         if agent not in protocol.agents or channel not in protocol.channels:
-            faults.append(f"`turns` names ({agent!r}, {channel!r}), which is not an agent and a channel")
+            yield f"`turns` names ({agent!r}, {channel!r}), which is not an agent and a channel"
         elif channel not in protocol.sees.get(agent, ()):
-            faults.append(f"{agent!r} writes to {channel!r} but does not see it; add the channel to sees[{agent!r}]")
-    return faults
+            yield f"{agent!r} writes to {channel!r} but does not see it; add the channel to sees[{agent!r}]"
 
 
 def _verdict_faults(protocol: Protocol) -> list[str]:
@@ -111,36 +100,34 @@ def _verdict_faults(protocol: Protocol) -> list[str]:
     return []
 
 
-def _panel_faults(protocol: Protocol) -> list[str]:
+def _panel_faults(protocol: Protocol) -> Iterator[str]:
     panel = protocol.panel
     if panel is None:
-        return []
-    faults = []
+        return
     if not panel.members or len(set(panel.members)) < len(panel.members) or set(panel.members) - set(protocol.agents):
-        faults.append(f"panel.members must name agents of {list(protocol.agents)}, each once (got {list(panel.members)})")
+        yield f"panel.members must name agents of {list(protocol.agents)}, each once (got {list(panel.members)})"
     if panel.rule not in RULES or panel.paid_for not in ("vote", "verdict"):
-        faults.append(f"panel: rule must be one of {', '.join(RULES)}, paid_for vote or verdict (got {panel.rule!r}, {panel.paid_for!r})")
+        yield f"panel: rule must be one of {', '.join(RULES)}, paid_for vote or verdict (got {panel.rule!r}, {panel.paid_for!r})"
     if protocol.verifier is None or protocol.verifier in protocol.agents:
-        faults.append(f"with a panel, `verifier` is the name of all members together, and no agent's (got {protocol.verifier!r})")
+        yield f"with a panel, `verifier` is the name of all members together, and no agent's (got {protocol.verifier!r})"
     if protocol.zero_knowledge is not None:
-        faults.append("zero knowledge is not defined with several deciders")
+        yield "zero knowledge is not defined with several deciders"
     if protocol.payment.scoring != "linear" and panel.rule != "mean" and panel.paid_for == "verdict":
-        faults.append(
+        yield (
             f"verifier_scoring {protocol.payment.scoring}: has no use where members are paid for a verdict that {panel.rule} makes, which "
             "is never in between; pay them for their votes, or let the rule be mean"
         )
-    return faults
 
 
-def _limit_faults(protocol: Protocol) -> list[str]:
-    faults = []
+def _table_faults(protocol: Protocol) -> Iterator[str]:
+    """Limits of rounds, seed classes, roles."""
     if protocol.max_rounds < 1:
-        faults.append(f"max_rounds must be at least 1 (got {protocol.max_rounds})")
+        yield f"max_rounds must be at least 1 (got {protocol.max_rounds})"
     if not 1 <= protocol.min_rounds <= max(protocol.max_rounds, 1):
-        faults.append(f"min_rounds must lie between 1 and max_rounds {protocol.max_rounds} (got {protocol.min_rounds})")
+        yield f"min_rounds must lie between 1 and max_rounds {protocol.max_rounds} (got {protocol.min_rounds})"
     if not protocol.turns or not all(protocol.turns):
-        faults.append("`turns` needs at least one seed class with at least one round")
-    return faults
+        yield "`turns` needs at least one seed class with at least one round"
+    yield from _role_faults(protocol)
 
 
 def _payment_faults(protocol: Protocol) -> list[str]:
@@ -199,7 +186,8 @@ def _role_faults(protocol: Protocol) -> list[str]:
     if protocol.chooser is not None:
         faults += _chooser_faults(protocol, protocol.chooser)
     if not roles:
-        faults += [f"{what}: no roles are drawn, name them in `roles`" for what in ("told", "by_role") if _given(protocol, what)]
+        given = {"told": protocol.told, "by_role": protocol.payment.by_role}
+        faults += [f"{what}: no roles are drawn, name them in `roles`" for what, named in given.items() if named]
         return faults
     if protocol.verifier is None:
         return ["roles: a game without a verifier draws none, its scenario deals and pays"]
@@ -225,10 +213,6 @@ def _chooser_faults(protocol: Protocol, chooser: str) -> list[str]:
         return [f"chooser must be a prover, one of {list(protocol.provers)}, with a turn in the one table of turns (got {chooser!r})"]
     early = [r for r in range(protocol.min_rounds - 1, protocol.choice_round + 1) if speaks[r % len(speaks)] & {*protocol.verifiers}]
     return [f"chooser: a verdict counts in round {early[0]}, before there is a role; set min_rounds to {early[0] + 2}"] if early else []
-
-
-def _given(protocol: Protocol, what: str) -> bool:
-    return bool(protocol.told if what == "told" else protocol.payment.by_role)
 
 
 def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]:
@@ -269,15 +253,6 @@ def _slope_faults(protocol: Protocol, ends: Ends) -> list[str]:
     return []
 
 
-def pay_alike(protocol: Protocol, one: PaymentFunction, other: PaymentFunction) -> bool:
-    """Whether two payment functions pay the same at every end that `protocol` can have."""
-    if protocol.min_rounds > protocol.max_rounds:
-        return False  # which is refused by itself
-    ends = _all_ends(protocol)
-    paid, again = one(ends), other(ends)
-    return paid.keys() == again.keys() and all(torch.equal(paid_B, again[agent]) for agent, paid_B in paid.items())
-
-
 def _all_ends(protocol: Protocol) -> Ends:
     """Every end, some confidences of each."""
     roles = torch.arange(max(1, len(protocol.roles)))
@@ -314,19 +289,18 @@ def _zero_knowledge_faults(protocol: Protocol, extra: ZeroKnowledge | None) -> l
     return faults
 
 
-def _turn_faults(protocol: Protocol) -> list[str]:
-    faults = []
+def _turn_faults(protocol: Protocol) -> Iterator[str]:
+    yield from _zero_knowledge_faults(protocol, protocol.zero_knowledge)
     table = protocol.turn_table_SKAC
     for seed_class, round in (~table.flatten(2).any(-1)).nonzero().tolist():
-        faults.append(f"nobody speaks in round {round} (seed class {seed_class})")
+        yield f"nobody speaks in round {round} (seed class {seed_class})"
     if protocol.verifier is None:
-        return faults
+        return
     for agent, place in zip(protocol.verifiers, protocol.verifier_indices):
         who = "the verifier" if protocol.panel is None else repr(agent)
         decides = table[:, protocol.min_rounds - 1 :, place].any(-1).any(-1)
         for seed_class in (~decides).nonzero().flatten().tolist():
-            faults.append(f"{who} has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class {seed_class})")
-    return faults
+            yield f"{who} has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class {seed_class})"
 
 
 def _play_faults(protocol: Protocol) -> list[str]:

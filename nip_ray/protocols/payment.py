@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from math import log
 from typing import TYPE_CHECKING, Literal
 
 from nip_ray.settings.protocol import PayoffEntries, PayoffSettings, ProtocolParams
@@ -163,14 +162,6 @@ class Payment:
             if agent in goals and goals[agent] != self.goals.get(agent, goals[agent]) and len(set(table)) == 1
         }
         return replace(self, payoff={**self.payoff, **turned}, goals=dict(goals))
-
-    def share(self, agent: str, label: int, confidence: float) -> float:
-        """How much of what acceptance pays this agent a verdict of this confidence pays; the rest is of what rejection pays."""
-        if self.scoring == "linear" or not self.wants_truth(agent):
-            return confidence
-        truth = confidence if label else 1 - confidence
-        right = 1 - (1 - truth) ** 2 if self.scoring == "brier" else 1 - log(max(truth, LEAST)) / log(LEAST)
-        return right if label else 1 - right
 
     def wants_truth(self, agent: str) -> bool:
         """Whether the right verdict pays this agent more than the wrong one, whatever the label."""

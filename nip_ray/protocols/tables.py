@@ -5,7 +5,7 @@ protocol (who plays, for how long, which parameters count) is read off the table
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,11 +14,33 @@ from nip_ray.protocols.panel import Panel
 from nip_ray.protocols.payment import ENTRIES, Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import ADVERSARY, SIMULATOR, wrap
-from nip_ray.settings.protocol import ProtocolSettings
+from nip_ray.settings.protocol import FIXED, ProtocolSettings
 
 Round = tuple[Turn, ...]
+_VERIFIER = (
+    "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward", "verifier_scoring",
+)  # fmt: skip
+AMOUNTS = (*_VERIFIER, "prover_reward", "shared_reward")
+"""The parameters that `Payment.from_params` reads."""
+_NEEDS = {"prover0_first": ("sequential", True), "prover_reward": ("shared_reward", False)}
+"""Parameter -> another one, and the value of it under which alone the first counts."""
 
 
+def reads(*names: str) -> Callable[[ProtocolBuilder], ProtocolBuilder]:
+    """State which parameters a builder reads: any other one is refused where a config sets it.
+
+    Limits, verdicts, payoff and zero knowledge need no statement; they are checked against the table itself. A builder that states nothing
+    is taken to read all parameters.
+    """
+
+    def state(builder: ProtocolBuilder) -> ProtocolBuilder:
+        builder.reads = frozenset(names)
+        return builder
+
+    return state
+
+
+@reads(*AMOUNTS, "force_guess", "verifier_first")
 def nip(params: ProtocolParams) -> Protocol:
     """Verifier and prover take turns in one channel; the prover wants acceptance."""
     ask: Round = (("verifier", "main"),)
@@ -27,12 +49,14 @@ def nip(params: ProtocolParams) -> Protocol:
     return _two_party("nip", params, table, *_limits(params, 8))
 
 
+@reads(*AMOUNTS, "force_guess")
 def adp(params: ProtocolParams) -> Protocol:
     """One message of the prover, then the decision (adversarial decision protocol)."""
     table: tuple[Round, ...] = ((("prover", "main"),), (("verifier", "main"),))
     return _two_party("adp", params, table, 2, 1)
 
 
+@reads(*AMOUNTS, "force_guess", "verifier_first", "sequential", "prover0_first")
 def debate(params: ProtocolParams) -> Protocol:
     """A prover for each verdict, each with a channel of its own that all can read."""
     goals = {f"prover{verdict}": verdict for verdict in range(len(params.verdicts))}
@@ -40,6 +64,7 @@ def debate(params: ProtocolParams) -> Protocol:
     return replace(_some_provers("debate", params, dict.fromkeys((*goals, "verifier"), names), goals), verdicts=params.verdicts)
 
 
+@reads(*AMOUNTS, "force_guess", "verifier_first", "sequential", "prover0_first")
 def mnip(params: ProtocolParams) -> Protocol:
     """Two provers who both want acceptance and cannot read each other's channel."""
     sees: dict[str, tuple[str, ...]] = {
@@ -50,11 +75,13 @@ def mnip(params: ProtocolParams) -> Protocol:
     return _some_provers("mnip", params, sees, {"prover0": ACCEPT, "prover1": ACCEPT})
 
 
+@reads(*AMOUNTS, "force_guess", "one_prover")
 def merlin_arthur(params: ProtocolParams) -> Protocol:
     """One of two provers (one for each verdict), drawn by the episode seed (even: prover0), sends one message; the verifier decides."""
     return _drawn_prover("merlin_arthur", params, False, 2, 1)
 
 
+@reads(*_VERIFIER, "force_guess", "prover_reward")
 def helpful_sneaky(params: ProtocolParams) -> Protocol:
     """One message of the prover, then the decision. The episode draws whether the prover is helpful (paid where the verdict is right) or
     sneaky (paid where it is wrong). It knows, and the verifier does not.
@@ -69,6 +96,7 @@ def helpful_sneaky(params: ProtocolParams) -> Protocol:
     return replace(made, verdicts=params.verdicts)
 
 
+@reads(*AMOUNTS, "force_guess", "verifier_first", "one_prover")
 def consultancy(params: ProtocolParams) -> Protocol:
     """The verifier questions one of two provers, who argues for the side that it is given; the episode seed picks which (even: prover0).
 
@@ -80,6 +108,7 @@ def consultancy(params: ProtocolParams) -> Protocol:
     return _drawn_prover("consultancy", params, params.verifier_first, *_limits(params, 8))
 
 
+@reads(*AMOUNTS, "force_guess")
 def open_consultancy(params: ProtocolParams) -> Protocol:
     """The prover chooses the side that it argues for with its first message, which all hear; then the verifier asks, or decides.
 
@@ -89,6 +118,7 @@ def open_consultancy(params: ProtocolParams) -> Protocol:
     return replace(assigned, chooser="prover", told=assigned.agents)
 
 
+@reads(*AMOUNTS, "force_guess")
 def open_debate(params: ProtocolParams) -> Protocol:
     """prover0 chooses its side with its first message, prover1 is given the other; they speak in turn, then the verifier asks, or decides.
 
@@ -105,6 +135,7 @@ def open_debate(params: ProtocolParams) -> Protocol:
     return replace(made, name="open_debate", payment=payment, roles=tuple(sides), told=made.agents, chooser="prover0")
 
 
+@reads(*AMOUNTS, "force_guess")
 def critique(params: ProtocolParams) -> Protocol:
     """The proposer argues for acceptance, the critic, who reads that, for rejection; the verifier, its judge, reads both and decides.
 
@@ -124,6 +155,7 @@ def critique(params: ProtocolParams) -> Protocol:
     )
 
 
+@reads(*AMOUNTS, "force_guess", "half_chosen_by")
 def bisection(params: ProtocolParams) -> Protocol:
     """prover1 commits to the state half way, prover0 keeps the half that it disputes, and so on; then the verifier judges what is left.
 
@@ -148,6 +180,7 @@ def bisection(params: ProtocolParams) -> Protocol:
     )
 
 
+@reads(*AMOUNTS, "force_guess")
 def prover_estimator(params: ProtocolParams) -> Protocol:
     """The prover splits its claim in two, the estimator says how likely each part is, the prover points at an estimate that it calls too
     low or too high, and so on with that part; then the verifier judges what is left, and what the estimates were of.
@@ -172,6 +205,7 @@ def prover_estimator(params: ProtocolParams) -> Protocol:
     )
 
 
+@reads(*_VERIFIER, "force_guess")
 def solo_verifier(params: ProtocolParams) -> Protocol:
     """The verifier alone, one round: the baseline that every proof has to beat."""
     return Protocol(
@@ -188,6 +222,7 @@ def solo_verifier(params: ProtocolParams) -> Protocol:
     )
 
 
+@reads(*AMOUNTS, "force_guess", "judges", "panel_rule", "judges_paid_for")
 def judge_panel(params: ProtocolParams) -> Protocol:
     """The prover argues for acceptance, then every judge votes, and `panel_rule` makes the verdict of the votes.
 
@@ -209,6 +244,7 @@ def judge_panel(params: ProtocolParams) -> Protocol:
     )
 
 
+@reads(*_VERIFIER, "force_guess", "shared_reward")
 def multi_channel_test(params: ProtocolParams) -> Protocol:
     """Three provers and three channels with partial visibility; its provers want nothing. For tests of masks."""
     provers = ("prover0", "prover1", "prover2")
@@ -236,6 +272,7 @@ def multi_channel_test(params: ProtocolParams) -> Protocol:
     )
 
 
+@reads(*_VERIFIER, "force_guess", "shared_reward")
 def message_game(params: ProtocolParams) -> Protocol:
     """Prover and verifier both speak in every round, only the last decision counts, and both want it to be right. For speed tests."""
     agents = ("prover", "verifier")
@@ -248,11 +285,12 @@ def message_game(params: ProtocolParams) -> Protocol:
         turns=((tuple((agent, f"{agent}_channel") for agent in agents),),),
         max_rounds=max_rounds,
         min_rounds=max_rounds,
-        payment=Payment.from_params(replace(params, shared_reward=True), {"prover": None}),
+        payment=Payment.from_params(replace(params, **FIXED["message_game"]), {"prover": None}),
         force_guess=params.force_guess,
     )
 
 
+@reads()
 def matrix_game(params: ProtocolParams) -> Protocol:
     """Two players move at once in every round (there is one, or as many as asked), each in a channel that both see; the scenario pays."""
     channels = ("player0_channel", "player1_channel")
@@ -260,6 +298,7 @@ def matrix_game(params: ProtocolParams) -> Protocol:
     return _game("matrix_game", channels, ((("player0", channels[0]), ("player1", channels[1])),), max_rounds)
 
 
+@reads()
 def kuhn_poker(params: ProtocolParams) -> Protocol:
     """player0, player1 and once more player0 in one channel; the scenario deals, pays, and mostly ends the game before the third move."""
     first: Round = (("player0", "main"),)
@@ -267,6 +306,7 @@ def kuhn_poker(params: ProtocolParams) -> Protocol:
     return _game("kuhn_poker", ("main",), (first, second), 3)
 
 
+@reads()
 def hironaka(params: ProtocolParams) -> Protocol:
     """The host chooses, the agent answers, in one channel; the scenario pays, says when it is over, and how many rounds there are at most.
 
@@ -284,6 +324,8 @@ _BUILDERS = (
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)
 """Names of those that are known before any plugin is imported."""
+_FOR_TESTS = ("multi_channel_test",)
+"""Played by name, and named in no list."""
 BOUND_TO_SCENARIO = {"message_game": "message_game", "matrix_game": "matrix_game", "kuhn_poker": "matrix_game", "hironaka": "hironaka"}
 """Protocol -> the one scenario that it is played in, and that is played under no protocols but these."""
 _LIMITS = ("max_rounds", "min_rounds")
@@ -296,6 +338,11 @@ _LENGTHS = {
 _VERDICTS = ("solo_verifier", "debate", "consultancy", "open_consultancy", "merlin_arthur", "helpful_sneaky")
 """Which shipped ones know more than two verdicts."""
 _ZERO_KNOWLEDGE = ("simulator_reward_coefficient", "aux_prover_reward_coefficient", "zero_knowledge_legacy")
+
+
+def listed() -> list[str]:
+    """The names of protocols to show to users."""
+    return [name for name in PROTOCOLS if name not in _FOR_TESTS]
 
 
 def register(name: str, builder: ProtocolBuilder) -> None:
@@ -331,7 +378,7 @@ def build(name: str, **params: Any) -> Protocol:
     from nip_ray.protocols.conformance import check
 
     if name not in PROTOCOLS:
-        raise UserError(f"unknown protocol {name!r}; expected one of {', '.join(sorted(PROTOCOLS))} (one of your own needs `plugins`)")
+        raise UserError(f"unknown protocol {name!r}; expected one of {', '.join(sorted(listed()))} (one of your own needs `plugins`)")
     known = {f.name for f in fields(ProtocolParams)}
     for key in params:
         if key not in known:
@@ -358,7 +405,7 @@ def table_of(name: str, params: ProtocolParams) -> Protocol:
 
 
 def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
-    """What is set in `params` and changes nothing: `KEY: reason, remedy`, found by building the table with and without it."""
+    """What is set in `params` and changes nothing: `KEY: reason, remedy`."""
     build_table, defaults = PROTOCOLS[name], ProtocolParams()
     params = ProtocolParams(**_params(params))
     yield from _verdict_faults(name, params)
@@ -374,32 +421,21 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
             always = _LENGTHS.get(name, own) if key == "max_rounds" else own
             yield f"{key}: got {asked}, but {name} always has {always}, leave it out"
     yield from _payoff_faults(name, params, table)
-    for field in fields(ProtocolParams):
-        key = field.name
-        if (name, key) == ("message_game", "shared_reward"):  # always true
-            continue
+    stated = getattr(build_table, "reads", None)
+    for key in (field.name for field in fields(ProtocolParams)):
         if key in (*_LIMITS, "payoff", "verdicts") or getattr(params, key) == getattr(defaults, key):
             continue
-        if table.verifier is not None and key == "zero_knowledge":
-            continue
-        if table.verifier is not None and key in _ZERO_KNOWLEDGE:
+        if key in _ZERO_KNOWLEDGE and table.verifier is not None:
             if not params.zero_knowledge:
                 yield f"{key}: counts with zero_knowledge only, set protocol.zero_knowledge to true or leave this out"
-        elif _same(build_table(replace(params, **{key: getattr(defaults, key)})), table):
+            continue
+        other, value = _NEEDS.get(key, (None, None))
+        if key == "zero_knowledge" or key in _ZERO_KNOWLEDGE:
+            unused = table.verifier is None
+        else:
+            unused = stated is not None and (key not in stated or (other is not None and getattr(params, other) != value))
+        if unused:
             yield f"{key}: {name} has {'no use' if table.verifier else 'no verifier and no use'} for it, leave it out"
-
-
-def _same(one: Protocol, other: Protocol) -> bool:
-    """Whether two tables say the same; of payment functions, which are made afresh with each table, what they pay is compared."""
-    first, second = one.payment.function, other.payment.function
-    if first is None or second is None:
-        return one == other
-    bare = [replace(table, payment=replace(table.payment, function=None)) for table in (one, other)]
-    if bare[0] != bare[1]:
-        return False
-    from nip_ray.protocols.conformance import pay_alike  # loads torch
-
-    return pay_alike(one, first, second)
 
 
 def _payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterator[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError, refuse_faults
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import cpu_copy
@@ -36,15 +36,11 @@ def check_algorithm(config: type[ProtocolAlgorithmConfig], experiment: Mapping[s
     Checked: its settings, that learning changes weights and logs finite figures under the names it announces, that it repeats itself,
     continues from a saved state to the bit, and leaves agents alone that rest. The rule must be registered.
     """
-    faults = list(_settings_faults(config))
-    if not faults:
-        made = _experiment(config, experiment or _GAME)
-        try:
-            faults = list(_learning_faults(config, made))
-        except TrainingError as error:
-            faults = [str(error)]
-    if faults:
-        raise UserError(f"algorithm {config.settings_class().name!r}: " + "; ".join(dict.fromkeys(faults)))
+    refuse_faults(
+        f"algorithm {config.settings_class().name!r}",
+        lambda: _settings_faults(config),
+        lambda: _learning_faults(config, _experiment(config, experiment or _GAME)),
+    )
 
 
 def _experiment(config: type[ProtocolAlgorithmConfig], base: Mapping[str, Any]) -> ExperimentConfig:
@@ -70,6 +66,13 @@ def _settings_faults(config: type[ProtocolAlgorithmConfig]) -> Iterator[str]:
 
 
 def _learning_faults(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig) -> Iterator[str]:
+    try:
+        yield from _trained_faults(config, experiment)
+    except TrainingError as error:
+        yield str(error)
+
+
+def _trained_faults(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig) -> Iterator[str]:
     first, again, resumed = (_built(config, experiment) for _ in range(3))
     start = _weights(first)
     saved: dict[str, Any] = {}

@@ -27,13 +27,14 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.session import Session, to_the_end
+from nip_ray.storage.checkpoint import Checkpoint
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult, is_finished
 from nip_ray.storage.stored_config import write_config
 from nip_ray.tracking import check_trackers
 
 if TYPE_CHECKING:
-    from nip_ray.text.parts import TextState
+    from nip_ray.text.parts import Prepared, TextState
 
 
 @interruptible()
@@ -65,11 +66,7 @@ def run_experiment(
         session = Session(config, folder, quiet=quiet)
         for text in warnings_of(config):
             session.warn(text)
-        try:
-            session.start()
-            return ExperimentResult(folder.path, to_the_end(session), config.iterations)
-        finally:
-            session.close()
+        return _played(session, None)
 
 
 @interruptible()
@@ -90,13 +87,15 @@ def resume_experiment(
             )
         stored = load_config(folder.path / CONFIG, checked=False)
         is_finished(folder)  # a damaged name of the run is told of before anything is changed
-    if isinstance(stored, TextExperimentConfig):
-        return _resume_text(run_dir, iterations, settings, quiet)
-    config = resumed_config(stored, settings, iterations)
-    if config.iterations != stored.iterations and getattr(config.algorithm, "anneal_lr", False):
-        raise UserError("iterations: the learning rate of this run is annealed over its own number of iterations; start a new run")
-    check_trackers(config.tracking)
+    resumed_config(stored, settings, iterations)  # what may not be changed is refused of a run that another process holds, too
     with RunFolder.open(run_dir, write=True) as folder:
+        stored = load_config(folder.path / CONFIG, checked=False)  # again: who held the folder before may have changed it
+        config = resumed_config(stored, settings, iterations)
+        if isinstance(config, TextExperimentConfig):
+            return _resume_text(config, folder, quiet)
+        if config.iterations != stored.iterations and getattr(config.algorithm, "anneal_lr", False):
+            raise UserError("iterations: the learning rate of this run is annealed over its own number of iterations; start a new run")
+        check_trackers(config.tracking)
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
         rows = folder.metrics()
@@ -109,12 +108,8 @@ def resume_experiment(
             session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins again; {repeated}")
         write_config(folder.path / CONFIG, config_to_yaml(config))
         know(config.plugins, keep=True)
-        try:
-            session.start(checkpoint)
-            say_stage(f"run {folder.path}, from iteration {session.iteration}", quiet)
-            return ExperimentResult(folder.path, to_the_end(session), config.iterations)
-        finally:
-            session.close()
+        say_stage(f"run {folder.path}, from iteration {0 if checkpoint is None else checkpoint.iteration}", quiet)
+        return _played(session, checkpoint)
 
 
 def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str, *, quiet: bool = False) -> ExperimentResult:
@@ -131,6 +126,15 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
     changes = list(changes_of(plain(stored), plain(wanted)))
     refuse_fixed(type(config), changes, run_dir)
     return resume_experiment(run_dir, settings=changes, quiet=quiet)
+
+
+def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult:
+    """Start the session, from a checkpoint if there is one, and play it to its end."""
+    try:
+        session.start(checkpoint)
+        return ExperimentResult(session.folder.path, to_the_end(session), session.config.iterations)
+    finally:
+        session.close()
 
 
 def _ended(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool) -> ExperimentResult | None:
@@ -182,29 +186,34 @@ def _run_text(config: TextExperimentConfig, path: Path, quiet: bool) -> Experime
         return train(config, folder, prepared, state, quiet)
 
 
-def _resume_text(run_dir: Path | str, iterations: int | None, settings: Sequence[str], quiet: bool) -> ExperimentResult:
-    from nip_ray.text.parts import PROVIDERS, STATE, check_providers, known_abilities, load_state, prepare, save_state, store_abilities
-    from nip_ray.text.training.trainer import new_state, train
+def _resume_text(config: TextExperimentConfig, folder: RunFolder, quiet: bool) -> ExperimentResult:
+    from nip_ray.text.parts import PROVIDERS
+    from nip_ray.text.training.trainer import train
 
-    with RunFolder.open(run_dir, write=True) as folder:
-        stored = load_config(folder.path / CONFIG, checked=False)  # again: who held the folder before may have changed it
-        if not isinstance(stored, TextExperimentConfig):
-            raise UserError(f"{folder.path}: not a run of language models")
-        config = resumed_config(stored, settings, iterations)
-        if ended := _ended(folder, config, quiet):
-            return ended
-        check_trackers(config.tracking)
-        if not (folder.path / STATE).is_file():  # killed before the first stage began
-            save_state(folder, new_state(config))
-        state = reopened(load_state(folder), config)
-        known = folder.path / PROVIDERS
-        store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
-        prepared = prepare(config, folder.path)
-        write_config(folder.path / CONFIG, config_to_yaml(config))
-        know(config.plugins, keep=True)
-        if mended := folder.mend_metrics(range(1, state.iteration + 1)):
-            say(f"warning: {mended}")
-        return train(config, folder, prepared, state, quiet)
+    if ended := _ended(folder, config, quiet):
+        return ended
+    check_trackers(config.tracking)
+    prepared, state = continued(config, folder, folder.path / PROVIDERS)
+    write_config(folder.path / CONFIG, config_to_yaml(config))
+    know(config.plugins, keep=True)
+    if mended := folder.mend_metrics(range(1, state.iteration + 1)):
+        say(f"warning: {mended}")
+    return train(config, folder, prepared, state, quiet)
+
+
+def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "tuple[Prepared, TextState]":
+    """What a run of language agents continues with: from where it stands in `folder`, from the beginning in a new one.
+
+    known: the file of what providers were found able to do.
+    """
+    from nip_ray.text.parts import STATE, check_providers, known_abilities, load_state, prepare, save_state, store_abilities
+    from nip_ray.text.training.trainer import new_state
+
+    if not (folder.path / STATE).is_file():  # killed before the first stage began
+        save_state(folder, new_state(config))
+    state = reopened(load_state(folder), config)
+    store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
+    return prepare(config, folder.path), state
 
 
 def reopened(state: "TextState", config: TextExperimentConfig) -> "TextState":

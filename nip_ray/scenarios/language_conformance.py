@@ -6,7 +6,6 @@ Decisions that matter here:
 - What is asked is what runs rely on: the same seed gives the same items, a chat is a pure function of the dialogue, so that what is learned
   from and what is resumed is what was shown; a reply that cannot be read is InvalidReply and never another error.
 - An agent must not be shown what it may not know: a verifier the label, anyone what others wrote in channels that it cannot read.
-- The faults of the first stage that has any are listed; later ones would only repeat them.
 """
 
 import copy
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, refuse_faults
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Turn, beginning
 from nip_ray.play.dialogues import advance, read_turn, rulebook, start_dialogue
 from nip_ray.protocols import Protocol
@@ -41,14 +40,12 @@ def check_language_scenario(settings: Any, protocol: Protocol) -> None:
     if not isinstance(scenario, LanguageScenario):
         raise UserError(f"scenario {settings.name!r}: build gives {scenario!r:.60}, expected a LanguageScenario")
     items = kind.items(settings, 0)
-    stages = (
+    refuse_faults(
+        f"scenario {settings.name!r}",
         lambda: _item_faults(kind, settings, protocol, items),
         lambda: _play_faults(scenario, items["train"]),
         lambda: _copy_faults(scenario, items["train"][0]),
     )
-    for stage in stages:
-        if faults := list(dict.fromkeys(stage())):
-            raise UserError(f"scenario {settings.name!r}: " + "; ".join(faults))
 
 
 # --------------------------------------------------------------------------------------------------------------- items

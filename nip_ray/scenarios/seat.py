@@ -1,8 +1,11 @@
 """What protocol and scenario say of an agent's inputs and outputs, and whose settings it has."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
+
+import torch
+from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.protocols import Protocol
@@ -79,3 +82,19 @@ def agents_of(protocol: Protocol, given: Mapping[str, Settings], default: Callab
         raise UserError(f"scenario.agents: {sorted(unknown)} do not play {protocol.name!r}; its agents are {list(protocol.agents)}")
     serves = given["_default"] if "_default" in given else default()
     return {agent: given.get(agent, serves) for agent in protocol.agents}
+
+
+def seats(protocol: Protocol, message_size: int, linear_symbols: int, central_critic: bool) -> tuple[dict[str, Seat], dict[str, Seat]]:
+    """The seats of all agents, and those of their values, which read every channel where `central_critic`."""
+    made = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
+    everything = tuple(range(len(protocol.channels)))
+    return made, {agent: replace(at, reads=everything) if central_critic else at for agent, at in made.items()}
+
+
+def symbol_counts(said_NRACM: Tensor, reads: tuple[int, ...], num_symbols: int) -> Tensor:
+    """(N, R * channels * M, symbols) float: how many agents said each symbol, by round, channel that is read, and position."""
+    said_NFA = said_NRACM[:, :, :, list(reads)].permute(0, 1, 3, 4, 2).flatten(1, 3)
+    spread = torch.zeros(*said_NFA.shape[:2], num_symbols + 1, device=said_NFA.device)
+    one = torch.ones((), device=said_NFA.device).expand(said_NFA.shape)
+    spread.scatter_add_(2, torch.where(said_NFA < 0, num_symbols, said_NFA), one)  # nothing said lands behind and is cut off
+    return spread[..., :num_symbols].contiguous()

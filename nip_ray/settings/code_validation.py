@@ -1,6 +1,8 @@
 """Code validation: where the programs come from, and how agents are addressed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from nip_ray.settings.language_agents import LanguageAgentSettings
@@ -26,6 +28,22 @@ class CodeDataSettings:
     exclude_flagged: bool = option(True, "Leave out items that a moderation flag marks (buggy_apps).")
     solution_number: int = option(0, "Which of a problem's correct solutions to take (apps).", ge=0)
 
+    def faults(self) -> Iterator[str]:
+        """Files that are missing, of another kind, or the same for both splits."""
+        for split in ("train", "test"):
+            path = getattr(self, split)
+            if path is None:
+                continue
+            if not Path(path).is_file():
+                hint = "put it there, or in a new run leave the key out to make the items or write them with `nip-ray data code-validation`"
+                yield f"{split}: {path}: no such file, {hint}"
+            elif Path(path).suffix not in (".jsonl", ".parquet"):
+                yield f"{split}: {path}: expected a .jsonl or .parquet file"
+        if self.train is not None and self.test is not None and Path(self.train).resolve() == Path(self.test).resolve():
+            yield f"test: {self.test}: this is the training file, hold other items out"
+        if len(set(self.difficulties)) != len(self.difficulties):
+            yield f"difficulties: got {list(self.difficulties)}, expected each once"
+
 
 @dataclass(frozen=True)
 class CodeValidationSettings:
@@ -46,3 +64,8 @@ class CodeValidationSettings:
     randomize_prover_stance: bool = option(False, "Each item has its own stance for a single prover (and those of mnip), by a hash.")
     randomize_channel_order: bool = option(True, "The verifier reads two provers' channels in a seeded random order.")
     agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
+
+    def faults(self) -> Iterator[str]:
+        """A folder of prompts that is not there."""
+        if self.prompts is not None and not Path(self.prompts).is_dir():
+            yield f"prompts: {self.prompts}: no such folder, name one with prompt templates"

@@ -1,8 +1,7 @@
 """How deep Q-learning learns: the rule, the replay buffer, and what each role has of its own."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
@@ -31,6 +30,21 @@ class RateSchedule:
     final: float | None = option(None, "The value that it goes to (linear, exponential).", ge=0)
     rate: float | None = option(None, _RATE, gt=0)
     steps: int | None = option(None, _STEPS, ge=1)
+
+    def faults(self) -> Iterator[str]:
+        """What is missing, superfluous or contradictory."""
+        kind, used, defaults = self.kind, USED_BY_KIND[self.kind], type(self)()
+        for name in ("initial", "final", "rate", "steps"):
+            value = getattr(self, name)
+            if name == "initial" or name in used:
+                if value is None:
+                    yield f"{name}: missing, a schedule of kind {kind} needs {', '.join(('initial', *used))}"
+            elif value is not None and value != getattr(defaults, name):
+                yield f"{name}: got {value}, but a schedule of kind {kind} has no use for it, leave it out"
+        if kind == "exponential" and self.rate is not None and self.rate > 1:
+            yield f"rate: got {self.rate}, by which the distance to final grows, expected a number <= 1"
+        if kind == "inverse" and self.initial == 0:
+            yield "initial: got 0, at which rate / initial is not a number, expected a number > 0"
 
 
 @dataclass(frozen=True)
@@ -94,6 +108,11 @@ class DQNRoleSettings:
     rollout_size: int = option(20, "Copies played in each later roll-out.", ge=1)
     steps_between_rollouts: int = option(10, "Steps between two roll-outs for this role.", ge=1)
 
+    def faults(self) -> Iterator[str]:
+        """Settings of another optimizer."""
+        yield from _unused(self, self.optimizer == "adam", ("adam_beta1", "adam_beta2", "adam_epsilon"), f"with {self.optimizer}")
+        yield from _unused(self, self.optimizer == "sgd", ("momentum",), f"with {self.optimizer}")
+
 
 @dataclass(frozen=True)
 class DQNSettings:
@@ -126,48 +145,20 @@ class DQNSettings:
     importance: ImportanceExponent = option(ImportanceExponent, "Exponent of the weights that correct for it (prioritised).")
     roles: dict[str, DQNRoleSettings] = option(dict, "Role -> what it has of its own; `_default` serves the roles not named.")
 
+    def faults(self) -> Iterator[str]:
+        """Sizes that do not fit, roles that are named twice, and settings without an effect."""
+        if self.warm_up > self.buffer_size:
+            yield f"warm_up: got {self.warm_up}, more than buffer_size {self.buffer_size} ever holds, use at most that"
+        for role in dict.fromkeys(self.trained_roles):
+            if (count := self.trained_roles.count(role)) > 1:
+                yield f"trained_roles: {role} stands in it {count} times, name every role once"
+        yield from _unused(self, self.prioritised, ("priority_exponent", "priority_floor", "importance"), "without prioritised")
+        yield from _unused(self, self.loss == "smooth_l1", ("loss_beta",), f"with loss {self.loss}")
+
 
 def role_settings(settings: DQNSettings, role: str) -> DQNRoleSettings:
     """What `role` has of its own: what is named for it, else `_default`, else the defaults."""
     return settings.roles.get(role) or settings.roles.get("_default") or DQNRoleSettings()
-
-
-def rate_faults(schedule: RateSchedule) -> Iterator[str]:
-    """What is missing, superfluous or contradictory in a schedule, each fault beginning with its field."""
-    kind, used, defaults = schedule.kind, USED_BY_KIND[schedule.kind], type(schedule)()
-    for name in ("initial", "final", "rate", "steps"):
-        value = getattr(schedule, name)
-        if name == "initial" or name in used:
-            if value is None:
-                yield f"{name}: missing, a schedule of kind {kind} needs {', '.join(('initial', *used))}"
-            elif not math.isfinite(value):
-                yield f"{name}: got {value}, expected a finite number"
-        elif value is not None and value != getattr(defaults, name):
-            yield f"{name}: got {value}, but a schedule of kind {kind} has no use for it, leave it out"
-    if kind == "exponential" and schedule.rate is not None and schedule.rate > 1:
-        yield f"rate: got {schedule.rate}, by which the distance to final grows, expected a number <= 1"
-    if kind == "inverse" and schedule.initial == 0:
-        yield "initial: got 0, at which rate / initial is not a number, expected a number > 0"
-
-
-def dqn_faults(settings: DQNSettings) -> Iterator[str]:
-    """What is wrong with `settings` beyond bounds of single keys, each fault with the key, below `algorithm`, that it is about.
-
-    Whether roles exist in the protocol, and learn, is not known here; that the rule's own numbers are finite is checked for all rules.
-    """
-    if settings.warm_up > settings.buffer_size:
-        yield f"warm_up: got {settings.warm_up}, more than buffer_size {settings.buffer_size} ever holds, use at most that"
-    for role in dict.fromkeys(settings.trained_roles):
-        if (count := settings.trained_roles.count(role)) > 1:
-            yield f"trained_roles: {role} stands in it {count} times, name every role once"
-    yield from _unused(settings, settings.prioritised, ("priority_exponent", "priority_floor", "importance"), "without prioritised")
-    yield from _unused(settings, settings.loss == "smooth_l1", ("loss_beta",), f"with loss {settings.loss}")
-    yield from (f"importance.{fault}" for fault in rate_faults(settings.importance))
-    for role, own in settings.roles.items():
-        faults = [*_unused(own, own.optimizer == "adam", ("adam_beta1", "adam_beta2", "adam_epsilon"), f"with {own.optimizer}")]
-        faults += [*_unused(own, own.optimizer == "sgd", ("momentum",), f"with {own.optimizer}"), *_infinite(own)]
-        faults += [f"{key}.{fault}" for key in ("lr", "exploration") for fault in rate_faults(getattr(own, key))]
-        yield from (f"roles.{role}.{fault}" for fault in faults)
 
 
 def _unused(settings: DQNSettings | DQNRoleSettings, used: bool, names: tuple[str, ...], when: str) -> Iterator[str]:
@@ -175,10 +166,3 @@ def _unused(settings: DQNSettings | DQNRoleSettings, used: bool, names: tuple[st
     for name in () if used else names:
         if getattr(settings, name) != getattr(defaults, name):
             yield f"{name}: changed, but {when} there is no use for it, leave it out"
-
-
-def _infinite(settings: DQNRoleSettings) -> Iterator[str]:
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{field.name}: got {value}, expected a finite number"

@@ -1,5 +1,6 @@
 """Where an experiment runs and what it keeps: settings that belong to no single room."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,6 +85,11 @@ class EvaluationSettings:
     )
     attack: AttackSettings = option(AttackSettings, "Adversarial provers trained against the finished verifier.")
 
+    def faults(self) -> Iterator[str]:
+        """An evaluation that takes place in no way."""
+        if not (self.greedy or self.sampled):
+            yield "greedy: greedy and sampled are both false, so nothing would be evaluated, set one of them to true"
+
 
 @dataclass(frozen=True)
 class CheckpointSettings:
@@ -114,7 +120,7 @@ class RuntimeSettings:
     spot_notices: Literal["aws", "gcp", "azure"] | None = option(
         None, "Cloud whose metadata service is asked whether this machine is taken back; a run then ends as at SIGTERM (none: nobody)."
     )
-    spot_interval_s: float = option(5.0, "Seconds between two such questions.", gt=0, allow_inf_nan=False)
+    spot_interval_s: float = option(5.0, "Seconds between two such questions.", gt=0)
     spot_address: str | None = option(None, "URL of the metadata service (none: the cloud's own).", pattern="^http://")
 
 
@@ -133,7 +139,6 @@ class FaultToleranceSettings:
         "Seconds after which an env runner or a learner that does not answer, or a trial that gives no sign of life, counts as lost; for "
         "runners and learners five times the median iteration where that is longer, and ten times as many before the first one is over.",
         gt=0,
-        allow_inf_nan=False,
     )
     sample_timeout_s: float = option(600.0, "The most seconds that an env runner may take to answer, however long iterations are.", gt=0)
     max_learner_failures: int = option(3, "Times that a run continues from its newest checkpoint after losing a learner.", ge=0)

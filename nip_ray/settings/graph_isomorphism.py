@@ -1,10 +1,15 @@
 """Graph isomorphism: where the pairs come from, what a message is, and the networks of each agent."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from nip_ray.settings.heads import HeadSettings, LrFactors
+from nip_ray.settings.heads import HeadSettings, LrFactors, head_faults
 from nip_ray.settings.options import FILE, FORBID_UNKNOWN, RESUMABLE, option
+
+_SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
+_TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,45 @@ class GraphDataSettings:
         0.5, "Share of made isomorphic pairs whose graph also occurs in a non-isomorphic one.", ge=0, le=1
     )
     min_wl_score: int | None = option(None, "Keep only training negatives with at least this Weisfeiler-Leman score (a curriculum).", ge=1)
+
+    def faults(self) -> Iterator[str]:
+        """Files that are missing, or the same for both splits, and pairs that cannot be made."""
+        for split in ("train", "test"):
+            path = getattr(self, split)
+            if path is not None and not Path(path).exists():
+                hint = (
+                    "put it there, or in a new run leave the key out to make the pairs or write them with `nip-ray data graph-isomorphism`"
+                )
+                yield f"{split}: {path}: no such file, {hint}"
+        if self.train is not None and self.test is not None and Path(self.train).resolve() == Path(self.test).resolve():
+            yield f"test: {self.test}: this is the training file, hold other pairs out"
+        for name in ("graph_sizes", "edge_probabilities"):
+            values: Sequence[float] = getattr(self, name)
+            if len(set(values)) != len(values):
+                yield f"{name}: got {list(values)}, expected each value once"
+        if min(self.graph_sizes) < 2:
+            yield f"graph_sizes: got {min(self.graph_sizes)}, expected graphs of at least 2 nodes"
+        for probability in self.edge_probabilities:
+            if not 0 < probability < 1:
+                yield f"edge_probabilities: got {probability}, expected numbers between 0 and 1, both excluded"
+        both = self.non_iso_prop_score_1 + self.non_iso_prop_score_2
+        if both > 1 + _TINY:
+            yield f"non_iso_prop_score_2: with non_iso_prop_score_1 it makes {both:g}, expected at most 1 together"
+        elif self.train is None or self.test is None:
+            yield from self._made_scores(both)
+
+    def _made_scores(self, both: float) -> Iterator[str]:
+        smallest = min(self.graph_sizes)
+        if 2 <= smallest < _SMALLEST_WITH_SCORE_3 and both < 1 - _TINY:
+            yield (
+                f"graph_sizes: got {smallest}, but no pair with score 3 or more has fewer than {_SMALLEST_WITH_SCORE_3} nodes, "
+                "use larger graphs or let non_iso_prop_score_1 and non_iso_prop_score_2 add up to 1"
+            )
+        if self.min_wl_score is None or self.train is not None:
+            return
+        below = {1: 0.0, 2: self.non_iso_prop_score_1}.get(self.min_wl_score, both)
+        if below > 1 - _TINY:
+            yield f"min_wl_score: got {self.min_wl_score}, but no made negative has that score, lower it"
 
 
 @dataclass(frozen=True)
@@ -66,6 +110,11 @@ class GraphAgentSettings(HeadSettings):
         "At the start queries and keys are unrelated (independent, as published) or the same map (tied): like attends to like.",
     )
     gnn_lr_factor: LrFactors = option(LrFactors, "Further factors of its graph network.")
+
+    def faults(self) -> Iterator[str]:
+        """Attention heads that do not fit the width."""
+        if self.kind == "learned" and self.num_transformer_layers:
+            yield from head_faults(self.num_heads, "d_transformer", self.d_transformer)
 
 
 @dataclass(frozen=True)

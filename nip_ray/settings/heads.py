@@ -1,5 +1,6 @@
 """What the networks of agents in graph isomorphism and in image classification have in common: the heads, and how fast parts learn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,3 +38,15 @@ class HeadSettings:
     orthogonal_initialisation_gain: float = option(1.0, "Gain of the orthogonal initialisation.", gt=0)
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the whole agent; 0 freezes.")
     body_lr_factor: LrFactors = option(LrFactors, "Further factors of its body.")
+
+
+def head_faults(num_heads: int, key: str, width: int) -> Iterator[str]:
+    """Attention heads that do not share a token's width, the setting `key`, evenly."""
+    if width % num_heads:
+        other = nearest_divisor(width, num_heads)
+        yield f"num_heads: got {num_heads}, which does not divide {key} {width}, use {other} heads or another width"
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted`."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))

@@ -108,41 +108,40 @@ class HironakaSettings:
     rho_games: int = option(200, "Games of each pair of players from which an evaluation takes games per round (0: none).", ge=0)
     agents: dict[str, HironakaAgentSettings] = option(dict, "Host and agent; `_default` serves the one not named.")
 
-
-def hironaka_faults(settings: HironakaSettings) -> Iterator[str]:
-    """What is wrong with the starts and with who plays, each fault with the key, below `scenario`, that it is about."""
-    if settings.starts != "random":
-        if THOM.get(settings.dimension, settings.max_points + 1) > settings.max_points:
-            expected = " or ".join(f"dimension {d} with max_points of at least {n}" for d, n in THOM.items())
-            yield f"starts: {settings.starts} needs {expected}, got dimension {settings.dimension} with {settings.max_points}"
-        if settings.max_value != HironakaSettings().max_value:
-            yield f"max_value: starts {settings.starts} are no random numbers and have no use for it, leave it out"
-    elif settings.reduce_start and not _can_begin(settings):
-        yield (
-            f"max_points: got {settings.max_points}, with max_value {settings.max_value} almost every random start is over at once, "
-            "take fewer points or a larger max_value"
-        )
-    defaults = HironakaAgentSettings()
-    for source, agent in settings.agents.items():
-        unused = (
-            ("view", "encoder", "point_width", "width", "depth", "layers", "shared_body")
-            if agent.kind == "scripted"
-            else ("player", "others")
-        )
-        for key in unused:
-            if getattr(agent, key) != getattr(defaults, key):
-                yield f"agents.{source}.{key}: a {agent.kind} player has no use for it, leave it out"
-        if agent.kind == "learned" and agent.encoder == "flat" and agent.point_width != defaults.point_width:
-            yield f"agents.{source}.point_width: counts with encoder set only, leave it out"
-        for key in ("width", "depth"):
-            if agent.layers and getattr(agent, key) != getattr(defaults, key):
-                yield f"agents.{source}.{key}: layers stands there too and takes its place, leave one of the two out"
-    for role in ROLES:
-        source = role if role in settings.agents else "_default"
-        agent = settings.agents.get(source, defaults)
-        for key, name in [("player", agent.player), *(("others", name) for name in agent.others)]:
-            if agent.kind == "scripted" and name not in SCRIPTED[role]:
-                yield f"agents.{source}.{key}: got {name}, which is no {role}, expected one of {', '.join(SCRIPTED[role])}"
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the starts and with who plays."""
+        if self.starts != "random":
+            if THOM.get(self.dimension, self.max_points + 1) > self.max_points:
+                expected = " or ".join(f"dimension {d} with max_points of at least {n}" for d, n in THOM.items())
+                yield f"starts: {self.starts} needs {expected}, got dimension {self.dimension} with {self.max_points}"
+            if self.max_value != HironakaSettings().max_value:
+                yield f"max_value: starts {self.starts} are no random numbers and have no use for it, leave it out"
+        elif self.reduce_start and not _can_begin(self):
+            yield (
+                f"max_points: got {self.max_points}, with max_value {self.max_value} almost every random start is over at once, "
+                "take fewer points or a larger max_value"
+            )
+        defaults = HironakaAgentSettings()
+        for source, agent in self.agents.items():
+            unused = (
+                ("view", "encoder", "point_width", "width", "depth", "layers", "shared_body")
+                if agent.kind == "scripted"
+                else ("player", "others")
+            )
+            for key in unused:
+                if getattr(agent, key) != getattr(defaults, key):
+                    yield f"agents.{source}.{key}: a {agent.kind} player has no use for it, leave it out"
+            if agent.kind == "learned" and agent.encoder == "flat" and agent.point_width != defaults.point_width:
+                yield f"agents.{source}.point_width: counts with encoder set only, leave it out"
+            for key in ("width", "depth"):
+                if agent.layers and getattr(agent, key) != getattr(defaults, key):
+                    yield f"agents.{source}.{key}: layers stands there too and takes its place, leave one of the two out"
+        for role in ROLES:
+            source = role if role in self.agents else "_default"
+            agent = self.agents.get(source, defaults)
+            for key, name in [("player", agent.player), *(("others", name) for name in agent.others)]:
+                if agent.kind == "scripted" and name not in SCRIPTED[role]:
+                    yield f"agents.{source}.{key}: got {name}, which is no {role}, expected one of {', '.join(SCRIPTED[role])}"
 
 
 def _can_begin(settings: HironakaSettings, draws: int = 1000) -> bool:

@@ -179,18 +179,17 @@ class ImageClassificationSettings:
         meaning={**FILE, **FREE},
     )
 
-
-def image_faults(settings: ImageClassificationSettings) -> Iterator[str]:
-    """What cannot be, each beginning with its key below `scenario`; files are looked for, not into."""
-    yield from (f"data.{fault}" for fault in data_faults(settings.data))
-    size = SOURCES[settings.data.source].size
-    if size is not None and min(size[1:]) >> settings.num_block_groups == 0:
-        most = min(size[1:]).bit_length() - 1
-        yield f"num_block_groups: got {settings.num_block_groups}, but nothing would be left of {size[1]} x {size[2]}, use at most {most}"
-    if settings.central_critic and settings.shared_body:
-        yield "central_critic: a value that sees more than the policy needs a body of its own, set shared_body to false"
-    for name, agent in settings.agents.items():
-        if agent.pretrained_weights is not None and not Path(agent.pretrained_weights).exists():
-            yield f"agents.{name}.pretrained_weights: {agent.pretrained_weights}: no such file or folder, nothing is downloaded"
-        if agent.pretrained_weights is not None and agent.sight == "coarse":
-            yield f"agents.{name}.sight: coarse would see the whole image in pretrained_weights' feature maps, leave one of the two out"
+    def faults(self) -> Iterator[str]:
+        """Classes, grids and weights that cannot be; files are looked for, not into."""
+        yield from (f"data.{fault}" for fault in data_faults(self.data))
+        size = SOURCES[self.data.source].size
+        if size is not None and min(size[1:]) >> self.num_block_groups == 0:
+            most = min(size[1:]).bit_length() - 1
+            yield f"num_block_groups: got {self.num_block_groups}, but nothing would be left of {size[1]} x {size[2]}, use at most {most}"
+        if self.central_critic and self.shared_body:
+            yield "central_critic: a value that sees more than the policy needs a body of its own, set shared_body to false"
+        for name, agent in self.agents.items():
+            if agent.pretrained_weights is not None and not Path(agent.pretrained_weights).exists():
+                yield f"agents.{name}.pretrained_weights: {agent.pretrained_weights}: no such file or folder, nothing is downloaded"
+            if agent.pretrained_weights is not None and agent.sight == "coarse":
+                yield f"agents.{name}.sight: coarse would see the whole image in pretrained_weights' feature maps, leave one of the two out"

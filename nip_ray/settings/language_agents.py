@@ -1,6 +1,7 @@
 """Which language model speaks for an agent, in every scenario that language models play."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +41,15 @@ class LanguageAgentSettings:
         "(auto: what a local model's template accepts; alternating for all others).",
     )
     max_invalid_replies: int = option(20, "Replies that cannot be used, in a turn, after which an empty message stands for it.", ge=1)
+
+    def faults(self) -> Iterator[str]:
+        """Members of requests that are no JSON, and reasoning without room."""
+        try:
+            _ = self.extra_members
+        except ValueError:
+            yield f'extra_body: got {self.extra_body!r:.60}, write a JSON object, such as {{"top_k": 20}}'
+        if self.reasoning_effort not in (None, "none") and not self.max_reasoning_tokens:
+            yield f"max_reasoning_tokens: 0, but reasoning_effort is {self.reasoning_effort}, leave room (such as 4096)"
 
     @property
     def reply_tokens(self) -> int:

@@ -1,6 +1,5 @@
 """Small games with known solutions: which game, its payoffs, and the policies of the two players."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -48,6 +47,15 @@ class MatrixGameSettings:
     tandem_range: float = option(2.0, "They lie between minus this and this (tandem).", gt=0)
     agents: dict[str, MatrixAgentSettings] = option(dict, "Agent -> its policy; `_default` serves the agents not named.")
 
+    def faults(self) -> Iterator[str]:
+        """Payoffs that make no game, and settings of other games."""
+        defaults = MatrixGameSettings()
+        for key, game in _USED_BY.items():
+            if self.game != game and getattr(self, key) != getattr(defaults, key):
+                yield f"{key}: {self.game} has no use for it (only {game}), leave it out"
+        if self.game == "bimatrix":
+            yield from _payoff_faults(self)
+
 
 @dataclass(frozen=True)
 class LanguageMatrixGameSettings:
@@ -63,21 +71,6 @@ class LanguageMatrixGameSettings:
 def protocol_of(game: str) -> str:
     """The protocol that a game is played under."""
     return "kuhn_poker" if game == "kuhn_poker" else "matrix_game"
-
-
-def game_faults(settings: MatrixGameSettings) -> Iterator[str]:
-    """What is wrong with the game that `settings` describe, each fault with the key, below `scenario`, that it is about."""
-    defaults = MatrixGameSettings()
-    for key, game in _USED_BY.items():
-        if settings.game != game and getattr(settings, key) != getattr(defaults, key):
-            yield f"{key}: {settings.game} has no use for it (only {game}), leave it out"
-    if not math.isfinite(settings.tandem_range):
-        yield f"tandem_range: got {settings.tandem_range}, expected a finite number"
-    for source, agent in settings.agents.items():
-        if not math.isfinite(agent.initial_scale):
-            yield f"agents.{source}.initial_scale: got {agent.initial_scale}, expected a finite number"
-    if settings.game == "bimatrix":
-        yield from _payoff_faults(settings)
 
 
 _USED_BY = {"payoffs0": "bimatrix", "payoffs1": "bimatrix", "tandem_actions": "tandem", "tandem_range": "tandem"}

@@ -1,5 +1,6 @@
 """Opponents from the past: who plays against frozen earlier checkpoints of the others, and which of these are kept and drawn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,3 +31,12 @@ class OpponentSettings:
     win_rate_decay: float = option(0.9, "Factor of what a win rate was made of, whenever the snapshot is played again.", ge=0, lt=1)
     draws: int = option(1, "Snapshots that each agent draws for an iteration, of each env runner; they share its episodes evenly.", ge=1)
     agents: tuple[str, ...] | None = option(None, "Who plays against the past (none: every agent that learns).", min_length=1)
+
+    def faults(self) -> Iterator[str]:
+        """Settings of another way to draw."""
+        if self.sampling == "uniform":
+            for key in ("priority", "priority_exponent"):
+                if (given := getattr(self, key)) != getattr(OpponentSettings, key):
+                    yield f"{key}: got {given}, but it counts with sampling prioritised only, leave it out"
+        if self.priority == "even" and self.priority_exponent != OpponentSettings.priority_exponent:
+            yield f"priority_exponent: got {self.priority_exponent:g}, but it counts with priority hard only, leave it out"

@@ -9,6 +9,9 @@ What a key means for the machinery stands beside it as well, and nowhere else:
   provider is local). Relative ones are made absolute before workers, trials or a later resume read them;
 - `affects_numbers` false: two configs that differ here alone give the same numbers;
 - `resumable` true: a resumed run may change it.
+
+What is wrong with the settings of one class together, its `faults()` yields, as `key: got ..., use ...`; a class need not heed those of
+its bases, which `nip_ray.config.rules` asks as well.
 """
 
 from collections.abc import Mapping
@@ -22,7 +25,7 @@ FREE_AND_RESUMABLE = MappingProxyType({"affects_numbers": False, "resumable": Tr
 RESUMABLE = MappingProxyType({"resumable": True})
 FILE = MappingProxyType({"path": "file"})
 
-FORBID_UNKNOWN = {"extra": "forbid"}  # set as `__pydantic_config__` on every settings dataclass
+FORBID_UNKNOWN = {"extra": "forbid", "allow_inf_nan": False}  # set as `__pydantic_config__` on every settings dataclass
 
 
 def option(default: Any, description: str, *, meaning: Mapping[str, Any] = NOTHING_SPECIAL, **bounds: Any) -> Any:

@@ -106,8 +106,20 @@ class TokenTrainingSettings:
     keep_checkpoints: int | None = option(3, "Keep so many of the newest checkpoints (none: all).", meaning=RESUMABLE, ge=2)
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with a rule's own settings together: `key: got ..., use ...`."""
-        yield from ()
+        """Groups that do not divide the dialogues, and keys without an effect. (Clipping on-policy, where all ratios are 1, is none.)"""
+        size, total = self.group_size, self.rollouts_per_iteration
+        if total % size:
+            near = max(size, total - total % size)
+            yield f"group_size: got {size}, but rollouts_per_iteration is {total}, use a divisor of that or {near} rollouts"
+        follows = any(one.kl_coefficient or one.final_kl_coefficient for one in (self, *self.agents.values()))
+        for key in ("kl_estimator", "final_kl_coefficient"):
+            if getattr(self, key) != getattr(TokenTrainingSettings, key) and not follows:
+                yield f"{key}: kl_coefficient is 0, leave it out or raise that"
+        for key in ("warmup_batch_size", "warmup_learning_rate"):
+            if getattr(self, key) != getattr(TokenTrainingSettings, key) and not (self.warmup_steps or self.format_warmup):
+                yield f"{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"
+        if self.warmup_agents is not None and not self.warmup_steps:
+            yield "warmup_agents: warmup_steps is 0, leave it out or raise that"
 
     def of_agent(self, agent: str) -> PolicyGradientAgentSettings:
         """What `agent` has of its own, `_default`'s where it is not named."""

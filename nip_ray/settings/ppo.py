@@ -1,5 +1,6 @@
 """How the policy-gradient rules learn: what they share, and proximal policy optimisation, and REINFORCE."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,11 @@ class OnPolicySettings:
         dict, "Settings of its own by agent name; `_default` stands for all that are not named."
     )
 
+    def faults(self) -> Iterator[str]:
+        """A range of values that is empty."""
+        if not isinstance(self.clip_value, bool) and self.clip_value <= 0:
+            yield f"clip_value: got {self.clip_value}, expected a number > 0, true (clip_epsilon) or false (no clipping)"
+
 
 @dataclass(frozen=True)
 class PPOSettings(OnPolicySettings):
@@ -74,6 +80,31 @@ class PPOSettings(OnPolicySettings):
     adaptive_lr_factor: float = option(1.5, "Its step: divide by this above twice the target, multiply below half of it.", gt=1)
     adaptive_lr_min: float = option(1e-6, "Lowest adaptive learning rate.", gt=0)
     adaptive_lr_max: float = option(1e-2, "Highest adaptive learning rate.", gt=0)
+
+    def faults(self) -> Iterator[str]:
+        """A penalty that moves the wrong way, two rules for one learning rate, and settings without an effect."""
+        penalty, adaptive, low, high = self.loss == "kl_penalty", self.adaptive_lr, self.adaptive_lr_min, self.adaptive_lr_max
+        if penalty and self.kl_beta == 0:
+            yield "kl_beta: got 0, which no factor can change, expected a number > 0"
+        if penalty and self.kl_decrement >= 1:
+            yield f"kl_decrement: got {self.kl_decrement}, but it must lower the coefficient, expected a number < 1"
+        if penalty and self.kl_increment <= 1:
+            yield f"kl_increment: got {self.kl_increment}, but it must raise the coefficient, expected a number > 1"
+        if adaptive and self.anneal_lr:
+            yield "adaptive_lr: anneal_lr sets the learning rate too, set one of them to false"
+        if adaptive and low > high:
+            yield f"adaptive_lr_min: got {low:g}, more than adaptive_lr_max {high:g}, lower it"
+        elif adaptive and not low <= self.lr <= high:
+            yield f"lr: got {self.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change these bounds"
+        for needed, is_used, keys in (
+            ("loss kl_penalty", penalty, ("kl_beta", "kl_decrement", "kl_increment")),
+            ("adaptive_lr", adaptive, ("adaptive_lr_factor", "adaptive_lr_min", "adaptive_lr_max")),
+            ("loss kl_penalty or adaptive_lr", adaptive or penalty, ("kl_target",)),
+            ("loss clip or clip_value true", self.loss == "clip" or self.clip_value is True, ("clip_epsilon",)),
+        ):
+            for key in keys if not is_used else ():
+                if (given := getattr(self, key)) != getattr(PPOSettings, key):
+                    yield f"{key}: got {given:g}, but it counts with {needed} only, leave it out"
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,15 @@
 """The parameters of a protocol."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import option
+
+FORBID_UNKNOWN = {"extra": "forbid"}  # a rule says what is wrong with amounts that are not finite
+
+FIXED: Mapping[str, Mapping[str, Any]] = {"message_game": {"shared_reward": True}}
+"""Protocol -> parameters that it has whatever its settings say."""
 
 
 @dataclass(frozen=True)
@@ -108,5 +114,5 @@ class ProtocolSettings(ProtocolParams):
     )
 
     def __post_init__(self) -> None:
-        if self.name == "message_game":  # whose config then says what is played
-            object.__setattr__(self, "shared_reward", True)
+        for key, value in FIXED.get(self.name, {}).items():  # so that the config says what is played
+            object.__setattr__(self, key, value)

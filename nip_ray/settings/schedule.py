@@ -1,10 +1,12 @@
 """When an agent learns, and where its weights come from."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+_FIELDS = {"constant": (), "contiguous": ("period", "start", "stop"), "alternating": ("period", "first_agent_num_rounds")}
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,28 @@ class UpdateSchedule:
     stop: int | None = option(None, "First iteration of a period in which it no longer is (contiguous).", ge=1)
     first_agent_num_rounds: int | None = option(None, "Iterations of a period that belong to the first of the two (alternating).", ge=0)
     first_agent: bool = option(True, "This agent is the first of the two (alternating).")
+
+    def faults(self) -> Iterator[str]:
+        """What is missing, superfluous or contradictory."""
+        kind, used = self.kind, _FIELDS[self.kind]
+        defaults, complete = UpdateSchedule(), True
+        for name in (field.name for field in fields(self) if field.name != "kind"):
+            value = getattr(self, name)
+            if name in used and value is None:
+                complete = False
+                yield f"{name}: missing, a schedule of kind {kind} needs {', '.join(used)}"
+            elif name not in (*used, *(("first_agent",) if kind == "alternating" else ())) and value != getattr(defaults, name):
+                yield f"{name}: got {value}, but a schedule of kind {kind} has no use for it, leave it out"
+        if not complete or self.period is None:
+            return
+        period, start, stop, count = self.period, self.start, self.stop, self.first_agent_num_rounds
+        if kind == "contiguous" and start is not None and stop is not None:
+            if start >= stop:
+                yield f"stop: got {stop}, but start is {start}, use a larger one"
+            if stop > period:
+                yield f"stop: got {stop}, more than the period of {period}, use at most that"
+        if kind == "alternating" and count is not None and count > period:
+            yield f"first_agent_num_rounds: got {count}, more than the period of {period}, use at most that"
 
 
 @dataclass(frozen=True)

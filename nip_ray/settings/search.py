@@ -19,7 +19,7 @@ class SearchSettings:
     last_share: float | None = option(
         None, "This share in the last iteration, reached linearly over all of them (none: it stays as it is).", ge=0, le=1
     )
-    temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", gt=0, allow_inf_nan=False)
+    temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", gt=0)
     candidates: int = option(
         128, "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.", ge=4
     )

@@ -1,5 +1,6 @@
 """How the Stackelberg and opponent-shaping rules learn."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,3 +52,12 @@ class StackelbergSettings(OnPolicySettings):
     ihvp_refresh: int = option(1, "Minibatches after which nystrom looks at the Hessian again; policies move little in between.", ge=1)
     ihvp_damping: float = option(0.1, "Added to the Hessian's diagonal before it is inverted (rho).", gt=0)
     ihvp_neumann_scale: float = option(0.1, "Step of the neumann series; below 2 / (largest eigenvalue + damping).", gt=0)
+
+    def faults(self) -> Iterator[str]:
+        """An order of agents where there is none, and groups of nobody."""
+        if self.mutual and self.variant in ("spg", "pspg"):
+            yield f"mutual: {self.variant} needs leaders and followers, set it to false or use lola, pola, sos or psos"
+        elif self.mutual and self.stackelberg_sequence is not None:
+            yield "stackelberg_sequence: with mutual everyone shapes everyone, leave it out"
+        if not all(self.stackelberg_sequence or ()):
+            yield "stackelberg_sequence: got an empty group, leave it out"

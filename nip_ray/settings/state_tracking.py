@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.heads import LrFactors
+from nip_ray.settings.heads import LrFactors, head_faults
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
@@ -32,6 +32,11 @@ class StateAgentSettings:
     num_layers: int = option(2, "Layers of the transformer.", ge=1)
     num_heads: int = option(4, "Attention heads of a layer; they divide the width.", ge=1)
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
+
+    def faults(self) -> Iterator[str]:
+        """Attention heads that do not fit the width."""
+        if self.kind == "learned":
+            yield from head_faults(self.num_heads, "d", self.d)
 
 
 @dataclass(frozen=True)

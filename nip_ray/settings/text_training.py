@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
@@ -30,6 +31,11 @@ class FineTuningSettings:
     )
     min_examples: int = option(10, "Fewer examples than these are not fine-tuned on.", ge=1)
 
+    def faults(self) -> Iterator[str]:
+        """Two learning rates."""
+        if self.learning_rate is not None and self.learning_rate_multiplier is not None:
+            yield "learning_rate_multiplier: learning_rate is given, which it would be a factor on, leave out either"
+
 
 @dataclass(frozen=True)
 class BaseRunSettings:
@@ -41,6 +47,13 @@ class BaseRunSettings:
     kind: Literal["models", "rerun_tests"] = option(
         "models", "Start with the models that it ended with, or test every iteration's models again and train nothing."
     )
+
+    def faults(self) -> Iterator[str]:
+        """A folder that is no run of language models."""
+        if not self.run_dir:
+            yield "run_dir: missing, name the folder of another run"
+        elif not (Path(self.run_dir) / "state.json").is_file():
+            yield f"run_dir: {self.run_dir}: not a run of language models (it has no state.json), name the folder of one"
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,17 @@ class TextTrainingSettings:
     """Whether `guess_replacement` has an effect; false where learning is from pairs or trees."""
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with a rule's own settings together: `key: got ..., use ...`."""
-        yield from ()
+        """Settings without an effect."""
+        if self.test_while_fine_tuning and self.test_scheme == "none":
+            yield "test_while_fine_tuning: test_scheme is none, so there is nothing to play, set it to false"
+        if self.warmup_agents and not self.format_warmup:
+            yield "warmup_agents: format_warmup is 0, leave it out or raise that"
+        for key in ("beta", "nll_coefficient", "min_examples"):
+            if getattr(self.format_warmup_tuning, key) != getattr(FineTuningSettings, key):
+                yield f"format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples, leave it out"
+        for key in ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate") if not self.replaces_guesses else ():
+            if (given := getattr(self, key)) != getattr(TextTrainingSettings, key):
+                yield f"{key}: got {given}, but {self.name} learns from pairs and replaces no guesses, leave it out"
 
 
 @dataclass(frozen=True)
@@ -132,7 +154,6 @@ class TextFaultToleranceSettings:
         120.0,
         "Seconds without a sign of life after which a rollout worker, a learner, the local model's actors or a trial count as lost.",
         gt=0,
-        allow_inf_nan=False,
     )
 
 

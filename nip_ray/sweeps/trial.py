@@ -1,21 +1,32 @@
-"""What a trial is to Tune, for networks and for language models alike: its config, its run folder, its checkpoints and resources."""
+"""A trial as Tune sees it, for networks and for language models alike: its config, run folder, steps, checkpoints and resources.
+
+Decisions that matter here:
+- a trial is a run: it has a run folder, on storage that all nodes see, under `run_root/TRIAL_ID`. A checkpoint of Tune's names a place in
+  it only: so nothing is written twice. A trial whose folder is there already continues, whatever Tune knows of it;
+- what would fail again is not tried again: the trial ends with the reason in its last result (`failed`). What the surroundings did (a
+  lost process, a full disk) raises, and Tune starts the trial again.
+"""
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ray import tune
 
 from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import AnyConfig, config_to_yaml
+from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.plugins import know
-from nip_ray.errors import UserError
+from nip_ray.config.rules import check
+from nip_ray.errors import LearnerLost, UserError
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
+from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.spaces import from_tune, parse_space
 from nip_ray.sweeps.spec import config_of
+from nip_ray.tracking import check_trackers
 
 Config = TypeVar("Config", bound=AnyConfig)
 
@@ -26,6 +37,129 @@ _MEDIA = {ExperimentConfig: "networks", TextExperimentConfig: "language models"}
 TRIAL_INDEX = "__trial_index__"
 """Under this key Tune's `Repeater` gives the index of this repetition of the setting."""
 KEYS = ("experiment", "values", "spaces", "run_root", "group", "iterations_per_report", "seeds", TRIAL_INDEX)
+
+
+class Work(Protocol):
+    """A run in progress."""
+
+    def close(self) -> None:
+        """Give actors and trackers back."""
+
+
+AnyWork = TypeVar("AnyWork", bound=Work)
+
+
+class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
+    """A run as a trial. config: "experiment" and "run_root", and as one likes "values" (dotted key -> value), "spaces" (dotted key -> the
+    search space that a value was drawn from, as in a sweep file), "group" (the sweep's name, for trackers), "iterations_per_report"
+    (default 1), "seeds" (of which Tune's `Repeater` chooses). A mapping may be given as JSON text, in which Tune does not look for spaces
+    of its own.
+
+    kind: of its configs. ending: the errors that end a trial, beside a UserError of its beginning. format: of its checkpoints.
+    """
+
+    kind: ClassVar[type[Any]]
+    ending: ClassVar[type[Exception]]
+    format: ClassVar[str]
+
+    def begin(self, folder: RunFolder) -> AnyWork:
+        """The run, standing where this trial is to continue."""
+        raise NotImplementedError
+
+    def advance(self, work: AnyWork) -> dict[str, Any]:
+        """The next part of the run, its end included. Returns "done", and what else to report beside `reached`."""
+        raise NotImplementedError
+
+    def reached(self, work: AnyWork) -> dict[str, Any]:
+        """The newest figures by their keys in metrics.jsonl."""
+        raise NotImplementedError
+
+    def place(self) -> dict[str, Any]:
+        """Save the run, and return what a checkpoint of Tune's says of it."""
+        raise NotImplementedError
+
+    def save_interrupted(self, work: AnyWork) -> None:
+        """Save a run that is stopped between two reports."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Make the run folder, or open the one of an earlier start of this trial. Nothing is built, and no provider contacted, before the
+        first `step`. Raises UserError when the folder cannot be written.
+        """
+        self.work: AnyWork | None = None
+        self.folder: RunFolder | None = None
+        self.source: dict[str, Any] | None = None
+        self._fault: str | None = None
+        self._silence: Callable[[], None] | None = None
+        self._broken: Exception | None = None
+        try:
+            self.experiment: Config = with_absolute_paths(experiment_of(config, self.kind))
+            check(self.experiment)
+            check_trackers(self.experiment.tracking)
+            trial_bundles(self.experiment)
+        except UserError as error:
+            self._fault = str(error)
+            return
+        self.root = Path(config["run_root"]).resolve()
+        self.folder = opened(self.root / self.trial_id, self.experiment)
+        self._silence = give_signs(self.folder.path)
+
+    def step(self) -> dict[str, Any]:
+        """The next iterations, or the next stage. Returns the newest figures by their keys in metrics.jsonl, `iteration` among them,
+        `run_dir`, `done`, and `failed` (the reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when
+        nothing can be written.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self._fault is not None or self.folder is None:
+            return failed(self._fault)
+        try:
+            if self.work is None:
+                self.work = self.begin(self.folder)
+        except LearnerLost:
+            raise
+        except (UserError, self.ending) as error:
+            return failed(error)
+        try:
+            told = self.advance(self.work)
+        except LearnerLost:
+            raise
+        except self.ending as error:
+            return {**self.reached(self.work), **failed(error)}
+        return {**self.reached(self.work), **told, "run_dir": str(self.folder.path)}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Save the run, and say where it stands."""
+        Path(checkpoint_dir, POINTER).write_text(json.dumps({"format": self.format, "version": 1, **self.place()}))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Remember where to continue; see `step`. Raises UserError for what `save_checkpoint` did not write."""
+        found = json.loads(Path(checkpoint_dir, POINTER).read_text())
+        if found.get("format") != self.format or found.get("version") != 1:
+            raise UserError(f"{checkpoint_dir}: no checkpoint of the format {self.format}, or one of a newer version")
+        self.source = found
+
+    def cleanup(self) -> None:
+        """Give actors, trackers and the folder back. A trial that is stopped between two reports is saved first."""
+        try:
+            if self.work is not None:
+                try:
+                    self.save_interrupted(self.work)
+                finally:
+                    self.work.close()
+        finally:
+            if self._silence is not None:
+                self._silence()
+            if self.folder is not None:
+                self.folder.close()
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """CPUs and GPUs of the main process, then of all that it starts: env runners and learners, rollout workers and local models."""
+        try:
+            made = experiment_of(config, cls.kind)
+            return tune.PlacementGroupFactory(trial_bundles(made), getattr(made.algorithm, "learner_placement", "pack").upper())
+        except UserError:  # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
+            return tune.PlacementGroupFactory([{"CPU": 1.0}])
 
 
 def experiment_of(config: Mapping[str, Any], kind: type[Config]) -> Config:
@@ -71,28 +205,6 @@ def opened(path: Path, experiment: AnyConfig) -> RunFolder:
 def failed(reason: object) -> dict[str, Any]:
     """The result of a trial that need not be tried again."""
     return {"done": True, "failed": " ".join(str(reason).split())}
-
-
-def resources(config: Mapping[str, Any], kind: type[Config]) -> tune.PlacementGroupFactory:
-    """CPUs and GPUs of a trial's main process, then of all that it starts."""
-    try:
-        made = experiment_of(config, kind)
-        return tune.PlacementGroupFactory(trial_bundles(made), getattr(made.algorithm, "learner_placement", "pack").upper())
-    except UserError:  # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
-        return tune.PlacementGroupFactory([{"CPU": 1.0}])
-
-
-def write_pointer(folder: str, kind: str, **where: Any) -> None:
-    """A checkpoint of Tune's: it names a place in a run folder. kind: its format."""
-    Path(folder, POINTER).write_text(json.dumps({"format": kind, "version": 1, **where}))
-
-
-def read_pointer(folder: str, kind: str) -> dict[str, Any]:
-    """What `write_pointer` wrote. Raises UserError for anything else."""
-    found = json.loads(Path(folder, POINTER).read_text())
-    if found.get("format") != kind or found.get("version") != 1:
-        raise UserError(f"{folder}: no checkpoint of the format {kind}, or one of a newer version")
-    return found
 
 
 def _mapping(value: Mapping[str, Any] | str) -> dict[str, Any]:

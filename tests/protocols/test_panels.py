@@ -16,6 +16,7 @@ from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, Protocol, build, 
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.protocols.panel import RULES
 from nip_ray.settings.protocol import PayoffSettings
+from tests.protocols.scores import share_of
 
 
 def by_rule(rule: str, votes: list[float | None]) -> float | None:
@@ -44,7 +45,7 @@ def test_rules(rule: Any, members: int) -> None:
 def amounts(protocol: Protocol, agent: str, y: int, given: float | None) -> float:
     """What the agent's table pays for a vote or verdict."""
     row = protocol.payment.payoff.get(agent, ((0.0,) * 3,) * 2)[y]
-    share = 0.0 if given is None else protocol.payment.share(agent, y, given)
+    share = 0.0 if given is None else share_of(protocol.payment, agent, y, given)
     return row[2] if given is None else share * row[1] + (1 - share) * row[0]
 
 

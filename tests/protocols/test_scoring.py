@@ -16,6 +16,7 @@ from nip_ray.protocols.payment import Ends, PaymentFunction
 from nip_ray.seeding import generator
 from nip_ray.settings.protocol import PayoffSettings
 from tests.builders import graph_scenario, one_thread
+from tests.protocols.scores import share_of
 
 SCORINGS = ("brier", "log")
 COSTS: dict[str, Any] = dict(verifier_reward=2.0, verifier_incorrect_penalty=-1.0)
@@ -32,11 +33,11 @@ def paid(scoring: str, y: int, decision: int, grade: float, drawn: bool) -> dict
 @pytest.mark.parametrize("y", [REJECT, ACCEPT])
 @pytest.mark.parametrize("grade", [0.01, 0.2, 0.5, 0.9])
 def test_draws_are_paid_the_score_and_its_slope(scoring: str, y: int, grade: float) -> None:
-    """The score is that of language models (`Payment.share`); the prover is paid for the verdict that is drawn."""
+    """The score is that of language models; the prover is paid for the verdict that is drawn."""
     payment = build("adp", verifier_scoring=scoring, **COSTS).payment
 
     def amount(c: float) -> float:
-        share = payment.share("verifier", y, c)
+        share = share_of(payment, "verifier", y, c)
         row = payment.payoff["verifier"][y]
         return share * row[1] + (1 - share) * row[0]
 

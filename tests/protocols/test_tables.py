@@ -17,10 +17,12 @@ from nip_ray.protocols import (
     check,
     for_being_right,
     for_verdict,
+    reads,
     register,
     start,
     step,
 )
+from nip_ray.protocols.tables import SHIPPED
 from nip_ray.settings.protocol import PayoffSettings
 
 
@@ -136,9 +138,7 @@ def test_build_refuses(name: str, params: dict[str, Any], said: str) -> None:
         build(name, **params)
 
 
-def test_a_parameter_without_effect_is_found_beside_a_payment_function(no_plugins: None) -> None:
-    """Which is made afresh with each table."""
-
+def test_a_parameter_that_a_builder_does_not_state_is_refused(no_plugins: None) -> None:
     def bonus(params: ProtocolParams) -> Protocol:
         amount = params.prover_reward
         return replace(
@@ -146,9 +146,25 @@ def test_a_parameter_without_effect_is_found_beside_a_payment_function(no_plugin
         )
 
     register("bonus", bonus)
+    build("bonus", verifier_reward=3.0)
+    register("bonus", reads("prover_reward")(bonus))
     assert build("bonus", prover_reward=3.0).payment.function is not None
     with pytest.raises(UserError, match="verifier_reward: bonus has no use for it"):
         build("bonus", verifier_reward=3.0)
+
+
+def test_the_statements_of_the_shipped_builders_hold() -> None:
+    """A parameter that is stated changes the table, one that is not does not."""
+    other: dict[str, Any] = dict(verifier_first=False, sequential=True, prover0_first=False, half_chosen_by="verifier", prover_reward=2.0)
+    other |= dict(verifier_reward=3.0, verifier_incorrect_penalty=-3.0, verifier_terminated_penalty=-4.0, verifier_no_guess_reward=-0.5)
+    other |= dict(verifier_scoring="brier", one_prover=True, judges=5, panel_rule="veto", judges_paid_for="verdict", shared_reward=True)
+    other |= dict(force_guess="one")
+    for name in SHIPPED:
+        for key, value in other.items():
+            base = ProtocolParams(sequential=key == "prover0_first")
+            changed = PROTOCOLS[name](replace(base, **{key: value})) != PROTOCOLS[name](base)
+            always = (name, key) == ("message_game", "shared_reward")
+            assert (changed or always) == (key in PROTOCOLS[name].reads), (name, key)
 
 
 def test_register_refuses_a_taken_name_and_takes_the_same_builder_twice() -> None:

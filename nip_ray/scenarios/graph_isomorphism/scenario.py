@@ -1,7 +1,6 @@
 """Graph isomorphism as a scenario: a message names one node of one of two graphs; the label says whether they are isomorphic."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent, 
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.graph_isomorphism.overlap import occurring
 from nip_ray.scenarios.graph_isomorphism.stacked import GraphStack, fits
-from nip_ray.scenarios.seat import Seat, seat
+from nip_ray.scenarios.seat import Seat, seats, symbol_counts
 from nip_ray.seeding import seeded
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
@@ -30,6 +29,7 @@ class GraphIsomorphism(Scenario):
     """
 
     name = "graph_isomorphism"
+    tables = ("adjacency_IGVV", "node_mask_IGV", "wl_score_I", "label_I", "_one")
 
     def __init__(
         self,
@@ -56,21 +56,8 @@ class GraphIsomorphism(Scenario):
         self.wl_score_I = torch.cat([pairs.wl_score_P for pairs in both])
         self.label_I = torch.cat([pairs.y_P for pairs in both])
         self._one = torch.ones(())
-        self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
         self.central_critic = central_critic
-        everything = tuple(range(len(protocol.channels)))
-        self.critic_seats = {agent: replace(at, reads=everything) if central_critic else at for agent, at in self.seats.items()}
-
-    def to(self, device: str) -> "GraphIsomorphism":
-        """This scenario, its table moved to `device` in place."""
-        for name in ("adjacency_IGVV", "node_mask_IGV", "wl_score_I", "label_I", "_one"):
-            setattr(self, name, getattr(self, name).to(device))
-        return self
-
-    def ids(self, split: str) -> Tensor:
-        """Ids of the training or the test pairs."""
-        bounds = {"train": (0, self.num_train), "test": (self.num_train, len(self.label_I))}
-        return torch.arange(*bounds[split], device=self.label_I.device)
+        self.seats, self.critic_seats = seats(protocol, message_size, linear_symbols, central_critic)
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """What `agent` sees. Beside `turn_masks`: adjacency (N, G, V, V) float, node_mask (N, G, V) bool,
@@ -90,12 +77,12 @@ class GraphIsomorphism(Scenario):
             if self.critic_seats[agent] != at:
                 obs["state_history"], obs["state_latest"] = self._named(self.critic_seats[agent], said, round_N)
                 if self.linear_symbols and said.linear is not None:
-                    obs["state_linear_history"] = self._linear_history(said.linear, self.critic_seats[agent].reads)
+                    obs["state_linear_history"] = symbol_counts(said.linear, self.critic_seats[agent].reads, self.linear_symbols).flatten(1)
         names_first_NL = obs["latest"][:, 0].amax(1) > 0
         writes = [at.reads.index(c) * self.message_size + m for c in at.writes for m in range(self.message_size)]
         obs["answer_side"] = names_first_NL[:, columns(writes)].long()
         if self.linear_symbols and said.linear is not None:
-            obs["linear_history"] = self._linear_history(said.linear, at.reads)
+            obs["linear_history"] = symbol_counts(said.linear, at.reads, self.linear_symbols).flatten(1)
         return obs
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
@@ -181,10 +168,3 @@ class GraphIsomorphism(Scenario):
         # in round 0 this reads round 0 itself, where nothing stands yet
         before_N1 = (round_N - 1).clamp(0, rounds - 1).view(-1, 1, 1, 1, 1).expand(-1, -1, *by_round.shape[2:])
         return by_round.gather(1, before_N1).squeeze(1)
-
-    def _linear_history(self, linear_NRACM: Tensor, reads: tuple[int, ...]) -> Tensor:
-        said = linear_NRACM[:, :, :, list(reads)].permute(0, 1, 3, 4, 2).flatten(1, 3)
-        spread = torch.zeros(*said.shape[:2], self.linear_symbols + 1, device=said.device)
-        one = torch.ones((), device=said.device).expand(said.shape)
-        spread.scatter_add_(2, torch.where(said < 0, self.linear_symbols, said), one)
-        return spread[..., : self.linear_symbols].flatten(1)

@@ -19,7 +19,7 @@ from nip_ray.scenarios.hironaka.positions import Rules
 from nip_ray.scenarios.hironaka.records import host_of, positions_of, rho_figures, tree_of
 from nip_ray.scenarios.hironaka.seats import NetworkSeat, ScriptedAgent
 from nip_ray.seeding import seeded
-from nip_ray.settings.hironaka import ROLES, HironakaAgentSettings, HironakaSettings, hironaka_faults
+from nip_ray.settings.hironaka import ROLES, HironakaAgentSettings, HironakaSettings
 
 
 class Hironaka(Scenario):
@@ -119,6 +119,6 @@ def build_hironaka(protocol: Protocol, settings: Any) -> Hironaka:
     unknown = set(settings.agents) - {*ROLES, "_default"}
     if unknown:
         raise UserError(f"scenario.agents: {sorted(unknown)} do not play; the agents are {list(ROLES)}")
-    for fault in hironaka_faults(settings):
+    for fault in settings.faults():
         raise UserError(f"scenario.{fault}")
     return Hironaka(protocol, settings)

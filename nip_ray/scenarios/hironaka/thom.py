@@ -6,7 +6,7 @@ test-curve model, the first of them counted twice. Order 5 has eleven coordinate
 """
 
 from nip_ray.errors import UserError
-from nip_ray.settings.hironaka import HironakaSettings, hironaka_faults
+from nip_ray.settings.hironaka import HironakaSettings
 
 _MONOMIALS = {  # digits are exponents
     4: "3010 3001 2200 1101",
@@ -17,8 +17,8 @@ _MONOMIALS = {  # digits are exponents
 
 def thom_points(settings: HironakaSettings) -> list[list[int]]:
     """The points of `settings.starts`, "thom" or "thom_homogeneous": with the exponent of t that makes all degrees equal to the largest
-    degree in the other variables, as published. Raises UserError for settings that `hironaka_faults` finds wrong."""
-    for fault in hironaka_faults(settings):
+    degree in the other variables, as published. Raises UserError for settings that `HironakaSettings.faults` finds wrong."""
+    for fault in settings.faults():
         raise UserError(fault)
     points = [[int(digit) for digit in word] for word in _MONOMIALS[settings.dimension].split()]
     if settings.starts == "thom":

@@ -16,7 +16,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape, RandomAgent
-from nip_ray.scenarios.seat import Seat, seat
+from nip_ray.scenarios.seat import Seat, seats, symbol_counts
 from nip_ray.seeding import seeded
 from nip_ray.settings.image_classification import ImageAgentSettings
 
@@ -40,6 +40,7 @@ class ImageClassification(Scenario):
     """
 
     name = "image_classification"
+    tables = ("pixels_ICHW", "label_I", "class_I")  # feature maps may be larger than a device, and stay where they are
 
     def __init__(
         self,
@@ -62,20 +63,7 @@ class ImageClassification(Scenario):
         self.grid = latent_size(height, width, num_groups)
         self.shape = ImageShape(channels, height, width, num_groups, self.grid)
         self.num_symbols = self.grid[0] * self.grid[1]
-        self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
-        everything = tuple(range(len(protocol.channels)))
-        self.critic_seats = {agent: replace(at, reads=everything) if central_critic else at for agent, at in self.seats.items()}
-
-    def to(self, device: str) -> "ImageClassification":
-        """This scenario, its table moved to `device` in place; feature maps, which may be larger than a device, stay where they are."""
-        for name in ("pixels_ICHW", "label_I", "class_I"):
-            setattr(self, name, getattr(self, name).to(device))
-        return self
-
-    def ids(self, split: str) -> Tensor:
-        """Ids of the training or the held-out images."""
-        bounds = {"train": (0, self.num_train), "test": (self.num_train, len(self.label_I))}
-        return torch.arange(*bounds[split], device=self.label_I.device)
+        self.seats, self.critic_seats = seats(protocol, message_size, linear_symbols, central_critic)
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """What `agent` sees. Beside `turn_masks`: image (N, C, H, W) float from 0 to 1,
@@ -158,20 +146,11 @@ class ImageClassification(Scenario):
 
     def _messages(self, at: Seat, said: Dialogue, round_N: Tensor) -> dict[str, Tensor]:
         """History, latest and, where there is such, linear history of the channels that the seat `at` reads."""
-        named_NFS = _counts(said.main, at.reads, self.num_symbols)
+        named_NFS = symbol_counts(said.main, at.reads, self.num_symbols)
         by_round = named_NFS.view(len(round_N), at.rounds, at.latest_features, *self.grid)
         rows = torch.arange(len(round_N), device=round_N.device)
         # in round 0 this reads round 0 itself, where nothing stands yet
         found = {"history": named_NFS.unflatten(-1, self.grid), "latest": by_round[rows, (round_N - 1).clamp(0, at.rounds - 1)]}
         if said.linear is not None and self.linear_symbols:
-            found["linear_history"] = _counts(said.linear, at.reads, self.linear_symbols).flatten(1)
+            found["linear_history"] = symbol_counts(said.linear, at.reads, self.linear_symbols).flatten(1)
         return found
-
-
-def _counts(said_NRACM: Tensor, reads: tuple[int, ...], num_symbols: int) -> Tensor:
-    """(N, R * channels * M, symbols) float: how many agents said each symbol, by round, channel that is read, and position."""
-    said_NFA = said_NRACM[:, :, :, list(reads)].permute(0, 1, 3, 4, 2).flatten(1, 3)
-    spread = torch.zeros(*said_NFA.shape[:2], num_symbols + 1, device=said_NFA.device)
-    one = torch.ones((), device=said_NFA.device).expand(said_NFA.shape)
-    spread.scatter_add_(2, torch.where(said_NFA < 0, num_symbols, said_NFA), one)  # nothing said lands behind and is cut off
-    return spread[..., :num_symbols].contiguous()

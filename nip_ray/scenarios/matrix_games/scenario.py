@@ -16,7 +16,7 @@ from nip_ray.scenarios.matrix_games.games import Game, matrix_game
 from nip_ray.scenarios.matrix_games.kuhn import KuhnPoker
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.seeding import seeded
-from nip_ray.settings.matrix_games import MatrixAgentSettings, game_faults, protocol_of
+from nip_ray.settings.matrix_games import MatrixAgentSettings, protocol_of
 
 PLAYERS = ("player0", "player1")
 
@@ -31,15 +31,6 @@ class MatrixGame(Scenario):
         self.protocol, self.game, self.agents = protocol, game, dict(agents)
         self.num_symbols = max(game.actions)
         self.label_I = torch.zeros(game.num_instances, dtype=torch.int64)
-
-    def to(self, device: str) -> "MatrixGame":
-        """This scenario, its table moved to `device` in place."""
-        self.label_I = self.label_I.to(device)
-        return self
-
-    def ids(self, split: str) -> Tensor:
-        """All instances."""
-        return torch.arange(len(self.label_I), device=self.label_I.device)
 
     def situation_I(self) -> Tensor:
         """The game's start."""
@@ -94,7 +85,7 @@ def build_matrix_game(protocol: Protocol, settings: Any) -> MatrixGame:
     """
     if protocol.name != protocol_of(settings.game):
         raise UserError(f"protocol.name: {settings.game} is played under {protocol_of(settings.game)!r} alone (got {protocol.name!r})")
-    for fault in game_faults(settings):
+    for fault in settings.faults():
         raise UserError(f"scenario.{fault}")
     agents = agents_of(protocol, settings.agents, MatrixAgentSettings)
     game = KuhnPoker() if settings.game == "kuhn_poker" else matrix_game(settings, protocol.max_rounds)

@@ -37,15 +37,6 @@ class MessageGame(Scenario):
         secret_I = torch.arange(_INSTANCES) % settings.num_secrets
         self.label_I = (secret_I >= settings.num_secrets / 2).long()
 
-    def to(self, device: str) -> "MessageGame":
-        """This scenario, its table moved to `device` in place."""
-        self.label_I = self.label_I.to(device)
-        return self
-
-    def ids(self, split: str) -> Tensor:
-        """All instances."""
-        return torch.arange(_INSTANCES, device=self.label_I.device)
-
     def situation_I(self) -> Tensor:
         """The secret."""
         return torch.arange(_INSTANCES, device=self.label_I.device) % self.settings.num_secrets

@@ -96,7 +96,7 @@ class StateTracking(Scenario):
         self.protocol, self.settings, self.agents = protocol, settings, dict(agents)
         self.seats = seats_of(protocol, settings)
         self.chains = draw_chains(settings, settings.item_seed)
-        self.label_I = self.chains.label_I
+        self.label_I, self.num_train = self.chains.label_I, settings.num_train
         whole = self.seats.committer is not None and not self.seats.bisects
         self.num_symbols = len(POINTS) if self.seats.estimator else max(NUM_STATES, settings.length if whole else 0)
         self.walks = Walks(self.chains) if self.seats.estimator else None
@@ -108,11 +108,6 @@ class StateTracking(Scenario):
         self.label_I = self.chains.label_I
         self.walks = Walks(self.chains) if self.walks is not None else None
         return self
-
-    def ids(self, split: str) -> Tensor:
-        """Chains of "train" or "test"."""
-        first, count = (0, self.settings.num_train) if split == "train" else (self.settings.num_train, self.settings.num_test)
-        return torch.arange(first, first + count, device=self.label_I.device)
 
     def instance_content(self, id_N: Tensor) -> dict[str, Tensor]:
         """Moves (N, n), states (N, n + 1) and claims (N,)."""
