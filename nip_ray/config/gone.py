@@ -12,6 +12,7 @@ from nip_ray.errors import UserError
 _ANY = None  # whatever value it has: it says nothing without another key
 _SIGTERM = "a run ends in order at SIGTERM, which Kubernetes, SkyPilot, Slurm and Ray's autoscaler send; leave it out"
 GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
+    "runtime.static_shapes": ((None, False), "play and learning are eager on every device; leave it out"),
     "runtime.spot_notices": ((None,), _SIGTERM),
     "runtime.spot_interval_s": (_ANY, _SIGTERM),
     "runtime.spot_address": (_ANY, _SIGTERM),

@@ -437,8 +437,6 @@ def _partition(config: ExperimentConfig) -> Iterator[str]:
         yield f"{key} with {rule} agents do not learn apart from each other, set it to copies or use {_OR_DIVISIBLE}"
     elif config.learners.num_learners:
         yield f"{key} remote learners share out copies (learners.num_learners), set one of the two to its default"
-    elif config.runtime.static_shapes:
-        yield f"{key} in fixed shapes all agents' minibatches are one computation (runtime.static_shapes), leave one of the two out"
     elif config.protocol.zero_knowledge:
         yield f"{key} under zero knowledge two agents learn from each other's logits, set it to copies"
 
@@ -452,21 +450,6 @@ def _staleness(config: ExperimentConfig) -> Iterator[str]:
         yield f"{key} the very networks that learn are those that play, set it to 0 or raise play.num_env_runners"
     elif getattr(rule, "max_importance_weight", 1.0) is None:
         yield "algorithm.max_importance_weight: got none, but play.max_staleness plays by older weights, give it a number"
-
-
-def fixed_shapes(config: ExperimentConfig) -> Iterator[str]:
-    """Fixed shapes are asked for where they can be had; what depends on networks is asked when these are made."""
-    if not config.runtime.static_shapes:
-        return
-    name, key = config.protocol.name, "runtime.static_shapes: got true, but"
-    if config.algorithm.name != "ppo":
-        yield f"{key} {config.algorithm.name} learns in shapes that follow from what was played, leave it out or use ppo"
-    elif config.opponents is not None or config.learners.num_learners > 1:
-        yield f"{key} with opponents from the past, or several learners, shapes follow from what was played, leave it out"
-    elif config.play.max_staleness:
-        yield f"{key} play.max_staleness corrects turn by turn for the weights that played, leave one of the two out"
-    elif name in PROTOCOLS and (why := table_of(name, config.protocol).open_schedule()):
-        yield f"{key} {why}; or leave it out"
 
 
 def evaluations(config: ExperimentConfig) -> Iterator[str]:
@@ -590,7 +573,6 @@ _RULES: tuple[Rule, ...] = (
     search,
     verdict_gradient,
     workers,
-    fixed_shapes,
     evaluations,
     data_files,
     images,

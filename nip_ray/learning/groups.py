@@ -57,7 +57,6 @@ class FlatOptimizer:
         self.flats = [_flatten(parameters) for parameters in by_factor.values()]
         chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
         self.inner: torch.optim.Optimizer | None = None
-        self._in_graphs = False
         if chosen:  # one optimizer alone may see these groups: it writes its defaults into them
             self.inner = (build or (_descent if plain else _adam))(chosen)
 
@@ -73,16 +72,7 @@ class FlatOptimizer:
         """Set the base learning rate."""
         if self.inner is not None:
             for group in self.inner.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(lr * group["lr_factor"])
-                else:
-                    group["lr"] = lr * group["lr_factor"]
-
-    def work_in_graphs(self) -> None:
-        """Have steps captured in CUDA graphs from now on: the learning rate is a tensor, read when the graph runs."""
-        self._in_graphs = True
-        for group, flat in zip(() if self.inner is None else self.inner.param_groups, self.flats, strict=False):
-            group["capturable"], group["lr"] = True, torch.tensor(float(group["lr"]), device=flat.device)
+                group["lr"] = lr * group["lr_factor"]
 
     def step(self) -> None:
         """One step with the gradients set last."""
@@ -91,28 +81,19 @@ class FlatOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, Adam's moments laid out like the flat tensors."""
-        if self.inner is None:
-            return {}
-        state = self.inner.state_dict()
-        if self._in_graphs:  # read anywhere
-            state["param_groups"] = [{**group, "capturable": False, "lr": float(group["lr"])} for group in state["param_groups"]]
-        return state
+        return {} if self.inner is None else self.inner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         if self.inner is not None:
             self.inner.load_state_dict(dict(state))
-            if self._in_graphs:
-                self.work_in_graphs()
 
 
-def clip_gradients(
-    optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True, norms: list[Tensor] | None = None
-) -> Tensor:
+def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None, norms: list[Tensor] | None = None) -> Tensor:
     """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
-    A norm that is not finite is returned as it is, for one fused check by the caller. may_read: look at the norm where that is free.
-    norms: of all gradients that are clipped together (None: of these).
+    A norm that is not finite is returned as it is, for one fused check by the caller. norms: of all gradients that are clipped together
+    (None: of these).
     """
     gradients = [flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]
     if norms is None:
@@ -122,7 +103,7 @@ def clip_gradients(
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        if may_read and scale.device.type == "cpu" and float(scale) == 1.0:
+        if scale.device.type == "cpu" and float(scale) == 1.0:
             return norm  # reading it costs nothing there, unlike a pass over all gradients
         for gradient in gradients:
             gradient.mul_(scale)

@@ -46,11 +46,10 @@ from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, 
 from nip_ray.play.exploration import Exploration, explore
 from nip_ray.play.lookahead import lookahead
 from nip_ray.play.rollout import Rollout, RolloutSamples
-from nip_ray.play.static import StaticPlay
 from nip_ray.rllib.compat import wanted
 from nip_ray.rllib.past import PastPlay
 from nip_ray.rllib.protocol_env import ProtocolEnv
-from nip_ray.rllib.shared import fixed_shapes, scenario_of, searching
+from nip_ray.rllib.shared import scenario_of, searching
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.search import share_at
 
@@ -90,7 +89,6 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.module: Any = None
         self.play: BatchedPlay | None = None
         self.frozen: dict[tuple[str, int], nn.Module] = {}  # who plays snapshots
-        self._static: tuple[Any, StaticPlay | None] | None = None  # play in fixed shapes, of these modules
         self.iteration = 0
         self.evaluated = 0  # episodes since an evaluation began
         self.weights_seq_no = 0
@@ -194,11 +192,6 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
     def _played(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
         with _evaluated(self.networks()) as networks:
-            if self._static is None or self._static[0] is not self.module:
-                fixed = fixed_shapes(self.experiment, self.play.scenario, networks, self.device)
-                self._static = self.module, StaticPlay(self.play, networks, self.skip_silent_messages) if fixed else None
-            if self._static[1] is not None:
-                return self._static[1](id_B, seed_B, noise)
             return play_rollout(self.play, networks, id_B, seed_B, noise, self.skip_silent_messages)
 
     def _played_with(

@@ -41,7 +41,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
 from nip_ray.rllib.partition import Norms, mapped, partition_of
 from nip_ray.rllib.shards import JointRows, joint_rows, own_order, own_places
-from nip_ray.rllib.shared import fixed_shapes, scenario_of
+from nip_ray.rllib.shared import scenario_of
 from nip_ray.rllib.similarity import Compared, compared_turns, similarity_losses
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.ppo import OnPolicySettings
@@ -111,11 +111,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         self.networks: dict[str, nn.Module] = {agent: self.module[agent].unwrapped().network for agent in order}
         self.optimizers = {agent: self.optimizers[agent] for agent in order if agent in self.optimizers}
         self.updated: frozenset[str] = frozenset()  # who learns in this update
-        self.update_iteration = 0  # what seeds this update
         self.norms: Norms | None = None  # of a step whose agents learn in several processes
         self.partition = partition_of(self)
-        drawn_alone = getattr(self.settings, "verdict_gradient", "sampled") == "sampled"  # in force, whatever the experiment says
-        self.fixed = drawn_alone and fixed_shapes(self.experiment, self.scenario, self.networks, self.device)
 
     # ------------------------------------------------------------------------------------------------ for subclasses
 
@@ -187,10 +184,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
         """Called after the last minibatch with the steps of all of them."""
 
-    def fixed_update(self, rollout: Rollout) -> tuple[Mapping[str, Metrics], Mapping[str, list[Step]]]:
-        """The update in fixed shapes (``runtime.static_shapes``): what is logged once, and the mean of all steps."""
-        raise NotImplementedError(f"{type(self).__name__} learns in no fixed shapes")
-
     def rounds_per_copy(self, rollout: Rollout) -> int:
         """Frames that a copy counts as, in ``minibatch_size``."""
         return rollout.num_rounds
@@ -210,7 +203,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         if not samples:
             raise ValueError("ProtocolLearner.update needs episodes=[RolloutSamples, ...]")
         rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self.device)
-        iteration = self.update_iteration = kwargs.get("iteration", weights_number(self))
+        iteration = kwargs.get("iteration", weights_number(self))
         number_weights(self, weights_number(self) + 1)
         lr, updated = kwargs.get("lr"), kwargs.get("updated")
         self.set_learning_rates(self.settings.lr if lr is None else lr)
@@ -220,8 +213,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
             return self._results({}, {}, env_steps, iteration)
         for network in self.networks.values():
             learning_mode(network)
-        if self.fixed:
-            return self._results(*self.fixed_update(rollout), env_steps, iteration)
         if self.partition is not None:
             return self._results(*self.partition.learn(rollout, iteration, self.settings.lr if lr is None else lr), env_steps, iteration)
         return self._results(*self.learn(rollout, iteration), env_steps, iteration)

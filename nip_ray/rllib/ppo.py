@@ -22,12 +22,10 @@ from nip_ray.learning.groups import learning_mode
 from nip_ray.learning.policy import LogPolicy
 from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, next_beta, next_lr, objective
 from nip_ray.play.rollout import Rollout
-from nip_ray.play.static_update import StaticUpdate
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
-from nip_ray.seeding import generator
 from nip_ray.settings.ppo import PPOSettings
 
 _LARGEST_LOG_WEIGHT = math.log(2.0)  # of what older weights played; the bound that REINFORCE has by default
@@ -70,7 +68,6 @@ class PPOLearner(ProtocolLearner):
         super().build()
         self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self.device) for agent in self.networks}
         self.lr = {agent: self.own_lr(agent, self.settings.lr) for agent in self.optimizers}
-        self.made: dict[tuple[str, ...], StaticUpdate] = {}  # by who learns
 
     def set_learning_rates(self, lr: float) -> None:
         """The base learning rate, or each agent's own where it adapts."""
@@ -99,26 +96,6 @@ class PPOLearner(ProtocolLearner):
             if self.settings.adaptive_lr:
                 metrics[agent]["lr"] = torch.tensor(self.lr[agent])
         return Prepared(agents, metrics)
-
-    def fixed_update(self, rollout: Rollout) -> tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, list[Step]]]:
-        """All agents' minibatches as one computation; see `play.static_update`."""
-        agents = tuple(agent for agent in self.scenario.protocol.agents if agent in self.updated)
-        if agents not in self.made:
-            self.made[agents] = StaticUpdate(self.scenario, agents, self.networks, self.optimizers, self.settings)
-        permute = generator(self.experiment["seed"], "minibatches", self.update_iteration)
-        order_EB = torch.stack([torch.randperm(rollout.num_copies, generator=permute) for _ in range(self.settings.num_epochs)])
-        with self._seeded_noise(self.update_iteration):
-            found = self.made[agents](rollout, order_EB.to(self.device), torch.stack([self.beta[agent] for agent in agents]))
-        once: dict[str, dict[str, Tensor]] = {}
-        for i, agent in enumerate(agents):
-            once[agent] = {"explained_variance": found.explained[i]}
-            if self.settings.loss == "kl_penalty":
-                once[agent]["kl_beta"], self.beta[agent] = self.beta[agent], found.beta[i]
-            if self.settings.adaptive_lr:
-                once[agent]["lr"] = torch.tensor(self.lr[agent])
-                self.lr[agent] = next_lr(self.lr[agent], float(found.divergence[i]), self.settings)
-        means = {agent: {name: value_A[i] for name, value_A in found.metrics.items()} for i, agent in enumerate(agents)}
-        return once, {agent: [Step(means[agent], found.norm[i])] for i, agent in enumerate(agents)}
 
     def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
         """The PPO loss; advantages are normalised over all rows of the minibatch, whoever works on them.
@@ -189,7 +166,6 @@ class PPOLearner(ProtocolLearner):
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `extra_state`."""
-        self.made.clear()  # CUDA graphs know the optimizers' former state
         self.beta = {agent: torch.tensor(value, device=self.device) for agent, value in state["kl_beta"].items()}
         self.lr = {**self.lr, **state.get("lr", {})}
 

@@ -104,9 +104,6 @@ class RuntimeSettings:
     num_threads: int | None = option(
         None, "Torch threads of the main process (none: $OMP_NUM_THREADS, else as many as it has cores, at most 8).", ge=1
     )
-    static_shapes: bool | None = option(
-        None, "Play and learn (ppo) in fixed shapes, as CUDA graphs on a GPU (none: there, where protocol and networks allow it)."
-    )
     ray_address: str | None = option(None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one where remote workers are asked for).")
     ray_num_cpus: int | None = option(None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1)
     num_cpus: float = option(1, "CPUs that Ray reserves for the main process of a trial of a sweep.", gt=0)

@@ -10,6 +10,7 @@ from nip_ray.errors import UserError
 @pytest.mark.parametrize(
     ("data", "named"),
     [
+        ({"runtime": {"static_shapes": True}}, r"runtime\.static_shapes: was removed; .*eager"),
         ({"strict": True}, "strict: was removed; .*--dry-run"),
         ({"runtime": {"spot_notices": "aws", "spot_interval_s": 2.0}}, r"runtime\.spot_notices: was removed; .*SIGTERM"),
     ],

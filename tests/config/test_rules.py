@@ -158,7 +158,6 @@ APART: Data = {"learners": {"partition": "agents"}}
         (SHARDS | {"algorithm": {"name": "stackelberg"}}, "learners.shard", "set it to false or use ppo or reinforce"),
         *[(APART | {"algorithm": {"name": rule}}, "learners.partition", "use ppo or reinforce") for rule in ("solo", "stackelberg")],
         ({"learners": {"partition": "agents", "num_learners": 2}}, "learners.partition", "remote learners share out copies"),
-        (APART | MESSAGE_GAME | {"runtime": {"static_shapes": True}}, "learners.partition", "leave one of the two out"),
         (APART | {"protocol": {"name": "nip", "zero_knowledge": True}}, "learners.partition", "each other's logits, set it to copies"),
         ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
         # data
