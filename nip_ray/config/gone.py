@@ -12,6 +12,8 @@ from nip_ray.errors import UserError
 _ANY = None  # whatever value it has: it says nothing without another key
 _SIGTERM = "a run ends in order at SIGTERM, which Kubernetes, SkyPilot, Slurm and Ray's autoscaler send; leave it out"
 GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
+    "learners.shard": ((False,), "learners.num_learners shares out each minibatch among learners that have all copies; leave it out"),
+    "learners.partition": (("copies",), "agents learn in the main process, or on learners.num_learners; leave it out"),
     "runtime.static_shapes": ((None, False), "play and learning are eager on every device; leave it out"),
     "runtime.spot_notices": ((None,), _SIGTERM),
     "runtime.spot_interval_s": (_ANY, _SIGTERM),

@@ -10,12 +10,10 @@ Decisions that matter here:
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -89,15 +87,13 @@ class FlatOptimizer:
             self.inner.load_state_dict(dict(state))
 
 
-def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None, norms: list[Tensor] | None = None) -> Tensor:
+def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) -> Tensor:
     """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
-    A norm that is not finite is returned as it is, for one fused check by the caller. norms: of all gradients that are clipped together
-    (None: of these).
+    A norm that is not finite is returned as it is, for one fused check by the caller.
     """
     gradients = [flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]
-    if norms is None:
-        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     if not norms:
         return torch.zeros(())
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
@@ -138,36 +134,12 @@ def learning_mode(network: nn.Module) -> None:
 
 
 @torch.no_grad()
-def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor], add: Callable[[Tensor], Any] | None = None) -> None:
-    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode stands after it.
-
-    add: puts the sum over several processes in the place of a tensor; the statistics are then those of all their observations.
-    """
+def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor]) -> None:
+    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode stands after it."""
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad]
     if norms:  # a frozen body's stay as they are
         network.eval()
         for norm in norms:
-            if add is None:
-                norm.train()
-            else:
-                norm.forward = partial(_joint_norm, norm, add)
+            norm.train()
         network(obs)
-        for norm in norms if add is not None else ():
-            del norm.forward
         learning_mode(network)
-
-
-def _joint_norm(norm: nn.BatchNorm1d, add: Callable[[Tensor], Any], input: Tensor) -> Tensor:
-    """What `norm` does to (N, C, ...) in training mode, by the moments of what all processes have."""
-    rows_RC = input.transpose(0, 1).flatten(1).t().double()
-    seen_3C = torch.stack([rows_RC.sum(0), rows_RC.square().sum(0), torch.full_like(rows_RC[0], len(rows_RC))])
-    add(seen_3C)
-    mean_C, square_C, count = seen_3C[0] / seen_3C[2], seen_3C[1] / seen_3C[2], seen_3C[2, 0]
-    variance_C = (square_C - mean_C.square()).clamp_min(0)
-    assert norm.momentum is not None
-    assert norm.num_batches_tracked is not None
-    for running, value_C in ((norm.running_mean, mean_C), (norm.running_var, variance_C * count / (count - 1).clamp_min(1))):
-        assert running is not None
-        running.lerp_(value_C.to(running), norm.momentum)
-    norm.num_batches_tracked.add_(1)
-    return F.batch_norm(input, mean_C.to(input), variance_C.to(input), norm.weight, norm.bias, False, 0.0, norm.eps)

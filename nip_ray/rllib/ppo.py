@@ -145,7 +145,7 @@ class PPOLearner(ProtocolLearner):
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
         """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""
-        if self.settings.loss != "kl_penalty" or not prepared.present:
+        if self.settings.loss != "kl_penalty" or not prepared.agents:
             return
         seen = {agent: [step] for agent, step in steps.items()}
         for agent, (total, _, count) in self._over_learners(seen, prepared).items():
@@ -154,7 +154,7 @@ class PPOLearner(ProtocolLearner):
 
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
         """Move the adaptive learning rates, by the mean divergence of the update."""
-        if not self.settings.adaptive_lr or not prepared.present:
+        if not self.settings.adaptive_lr or not prepared.agents:
             return
         for agent, (_, total, count) in self._over_learners(steps, prepared).items():
             if count > 0:
@@ -173,11 +173,11 @@ class PPOLearner(ProtocolLearner):
         """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of them."""
         nothing = torch.zeros(3, device=self.device)
         seen_A3 = torch.stack(
-            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.present]
+            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.agents]
         )
         if self.distributed:
             torch.distributed.all_reduce(seen_A3)
-        return dict(zip(prepared.present, seen_A3.unbind(), strict=True))
+        return dict(zip(prepared.agents, seen_A3.unbind(), strict=True))
 
 
 @torch.no_grad()

@@ -51,14 +51,6 @@ class LearnerSettings:
     num_learners: int = option(0, "Remote learners, each on its share of the copies (0: learn in the main process).", ge=0)
     num_cpus_per_learner: float = option(1, "CPUs that Ray reserves for each remote learner.", ge=0)
     num_gpus_per_learner: float = option(0, "GPUs for each learner; with num_learners 0, for the main process.", ge=0)
-    shard: bool = option(
-        False, "Each learner gets its share of the copies alone; from the second pass (num_epochs) on minibatches are others than without."
-    )
-    partition: Literal["copies", "agents"] = option(
-        "copies",
-        "What is shared out: copies, among remote learners; or agents, whose networks then learn in processes of this machine with one "
-        "thread each, at most as many as the main one has threads (runtime.num_threads).",
-    )
 
 
 @dataclass(frozen=True)

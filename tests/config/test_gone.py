@@ -11,6 +11,8 @@ from nip_ray.errors import UserError
     ("data", "named"),
     [
         ({"runtime": {"static_shapes": True}}, r"runtime\.static_shapes: was removed; .*eager"),
+        ({"learners": {"shard": True}}, r"learners\.shard: was removed; learners\.num_learners"),
+        ({"learners": {"partition": "agents"}}, r"learners\.partition: was removed; agents learn in the main process"),
         ({"strict": True}, "strict: was removed; .*--dry-run"),
         ({"runtime": {"spot_notices": "aws", "spot_interval_s": 2.0}}, r"runtime\.spot_notices: was removed; .*SIGTERM"),
     ],
