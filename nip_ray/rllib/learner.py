@@ -14,13 +14,14 @@ Decisions that matter here:
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from ray.rllib.core import ALL_MODULES
@@ -33,8 +34,9 @@ from torch import Tensor, nn
 from nip_ray.errors import TrainingError
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
 from nip_ray.learning.policy_gradient import mean_and_deviation, own_turn_advantages
+from nip_ray.learning.supervised import in_minibatches
 from nip_ray.learning.verdicts import Verdicts, taught_turns
-from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, own_rows
+from nip_ray.play.rollout import AgentRows, Rollout, RolloutSamples, concatenate, final_rows, own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
 from nip_ray.rllib.shared import scenario_of
@@ -88,27 +90,47 @@ class Step:
     sums: Tensor | None = None
 
 
-class ProtocolLearner(WithoutDDP, TorchLearner):
-    """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`)."""
+class RuleSettings(Protocol):
+    """The settings that every learner reads. Those with `clip_gradients`, `minibatch_copies` or `optimizer` are honoured in these, too."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def num_epochs(self) -> int: ...
+    @property
+    def minibatch_size(self) -> int: ...
+    @property
+    def max_grad_norm(self) -> float | None: ...
+
+
+S = TypeVar("S", bound=RuleSettings)
+
+
+class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
+    """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`).
+
+    S: the class of its settings. updated: the agents that learn in this update.
+    """
 
     def build(self) -> None:
         """Modules, optimizers, and whose update this is."""
         super().build()
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
-        self.experiment: dict[str, Any] = self.config.env_config["experiment"]
-        self.scenario: Scenario = scenario_of(self.experiment, self.device)
+        experiment = self.config.env_config["experiment"]
+        self.seed: int = experiment["seed"]
+        self.scenario: Scenario = scenario_of(experiment, self.device)
         order = sorted(self.module.keys(), key=self.scenario.protocol.agents.index)  # RLlib's is that of a set
         self.networks: dict[str, nn.Module] = {agent: self.module[agent].unwrapped().network for agent in order}
         self.optimizers = {agent: self.optimizers[agent] for agent in order if agent in self.optimizers}
-        self.updated: frozenset[str] = frozenset()  # who learns in this update
+        self.updated: frozenset[str] = frozenset()
 
     # ------------------------------------------------------------------------------------------------ for subclasses
 
     remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"  # of figures that are not finite
 
     @cached_property
-    def settings(self) -> Any:
-        """The algorithm's settings (lr, num_epochs, minibatch_size, max_grad_norm, clip_gradients ...), put together once."""
+    def settings(self) -> S:
+        """The algorithm's settings, put together once."""
         return self.config.settings()
 
     @abstractmethod
@@ -159,7 +181,10 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
             self.optimizers[agent].set_gradients([next(gradients, None) for _ in self.optimizers[agent].parameters])
         self._all_reduce(losses)
         norms = self._step(losses)
-        return {agent: Step(_detached(loss.metrics), norms[agent], loss.sums) for agent, loss in losses.items()}
+        return {
+            agent: Step({name: value.detach() for name, value in loss.metrics.items()}, norms[agent], loss.sums)
+            for agent, loss in losses.items()
+        }
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
         """Called after each minibatch with the steps that it led to."""
@@ -174,32 +199,34 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     # --------------------------------------------------------------------------------------------------- the update
 
     @override(Learner)
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Learn from ``episodes`` (or ``training_data.episodes``): a list of `RolloutSamples`.
+    def update(
+        self,
+        *,
+        episodes: Sequence[RolloutSamples] | None = None,
+        training_data: Any = None,
+        iteration: int | None = None,
+        lr: float | None = None,
+        updated: Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Learn from `episodes` (or ``training_data.episodes``).
 
-        iteration: seeds the permutations. lr: base learning rate from now on. updated: the agents that learn now (None: all); the
-        others' weights, gradients and optimizers are not touched. Raises TrainingError when a gradient is not finite; the caller's last
-        checkpoint then still holds the last good weights.
+        iteration: seeds the permutations (None: counts the updates). lr: base learning rate from now on. updated: the agents that learn
+        now (None: all); the others' weights, gradients and optimizers are not touched. Raises TrainingError when a gradient is not
+        finite; the caller's last checkpoint then still holds the last good weights.
         """
-        training_data = kwargs.get("training_data")
-        samples = kwargs.get("episodes") or (training_data.episodes if training_data is not None else None)
+        samples = episodes or (training_data.episodes if training_data is not None else None)
         if not samples:
             raise ValueError("ProtocolLearner.update needs episodes=[RolloutSamples, ...]")
         rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self.device)
-        iteration = kwargs.get("iteration", weights_number(self))
+        iteration = weights_number(self) if iteration is None else iteration
         number_weights(self, weights_number(self) + 1)
-        lr, updated = kwargs.get("lr"), kwargs.get("updated")
         self.set_learning_rates(self.settings.lr if lr is None else lr)
         self.updated = frozenset(self.optimizers if updated is None else updated) & set(self.optimizers)
-        env_steps = rollout.env_steps()
         if not self.updated:
-            return self._results({}, {}, env_steps, iteration)
+            return self._results({}, {}, rollout.env_steps(), iteration)
         for network in self.networks.values():
             learning_mode(network)
-        return self._results(*self.learn(rollout, iteration), env_steps, iteration)
-
-    def learn(self, rollout: Rollout, iteration: int) -> tuple[dict[str, Metrics], dict[str, list[Step]]]:
-        """All minibatches, for the agents in `self.updated`: what is logged once, and the steps of each."""
         prepared = replace(self.prepare(rollout), compared=compared_turns(self.scenario, rollout))
         steps: dict[str, list[Step]] = {}
         with self._seeded_noise(iteration):
@@ -211,20 +238,17 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         for agent in self.updated & prepared.agents.keys():
             refresh_norms(self.networks[agent], prepared.agents[agent].rows.obs)
         self.after_update(prepared, steps)
-        return dict(prepared.metrics), steps
+        return self._results(prepared.metrics, steps, rollout.env_steps(), iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
         """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder joins the last."""
-        (world, rank), num_copies = self._world(), rollout.num_copies
-        wanted = getattr(self.settings, "minibatch_copies", None) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
-        size = max(1, min(num_copies, wanted))
-        count = num_copies // size
-        bounds = [(i * size, num_copies if i == count - 1 else (i + 1) * size) for i in range(count)]
-        permute = generator(self.experiment["seed"], "minibatches", iteration)
-        for epoch in range(self.settings.num_epochs):
-            order = torch.randperm(num_copies, generator=permute).to(self.device)
-            for i, (first, last) in enumerate(bounds):
-                yield JointMinibatch(epoch * count + i, iteration, order[first:last], order[first:last][rank::world])
+        (world, rank), number = self._world(), itertools.count()
+        copies = getattr(self.settings, "minibatch_copies", None) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
+        permute = generator(self.seed, "minibatches", iteration)
+        for _ in range(self.settings.num_epochs):
+            order = torch.randperm(rollout.num_copies, generator=permute).to(self.device)
+            for all_copies in in_minibatches(order, max(1, copies)):
+                yield JointMinibatch(next(number), iteration, all_copies, all_copies[rank::world])
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
@@ -285,7 +309,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     def _seeded_noise(self, iteration: int) -> Iterator[None]:
         """Noise and dropout draw from torch's global generators: seeded by iteration and learner here, and left as they were."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(stable_seed(self.experiment["seed"], "learning noise", iteration, self._world()[1]))
+            torch.manual_seed(stable_seed(self.seed, "learning noise", iteration, self._world()[1]))
             yield
 
     def set_learning_rates(self, lr: float) -> None:
@@ -301,7 +325,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     def _step(self, agents: Iterable[str]) -> dict[str, Tensor]:
         """Clip the gradients of these agents and take a step of each; their norms before."""
         stepping, limit = {agent: self.optimizers[agent] for agent in agents}, self.settings.max_grad_norm
-        if self.settings.clip_gradients == "joint":
+        if getattr(self.settings, "clip_gradients", "agent") == "joint":
             norms = dict.fromkeys(stepping, clip_gradients(stepping.values(), limit))
         else:
             norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in stepping.items()}
@@ -359,10 +383,6 @@ def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
         if not all(bool(torch.isfinite(value)) for value in step.metrics.values()):
             return position
     return math.inf if all(bool(torch.isfinite(step.norm)) for step in steps) else len(steps)
-
-
-def _detached(metrics: Metrics) -> Metrics:
-    return {name: value.detach() for name, value in metrics.items()}
 
 
 def cpu_copy(state: Any) -> Any:

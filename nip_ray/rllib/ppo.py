@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from nip_ray.learning.groups import learning_mode
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, next_beta, next_lr, objective
+from nip_ray.learning.policy_gradient import PlayedTurns, entropy_weight, mean, next_beta, next_lr, ppo_loss
 from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
-from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
+from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
 from nip_ray.settings.ppo import PPOSettings
@@ -60,7 +60,7 @@ class ProtocolPPO(ProtocolAlgorithm):
         return ProtocolPPOConfig()
 
 
-class PPOLearner(ProtocolLearner):
+class PPOLearner(ProtocolLearner[PPOSettings]):
     """Independent PPO learners, one per agent, updated in lock-step."""
 
     def build(self) -> None:
@@ -118,30 +118,26 @@ class PPOLearner(ProtocolLearner):
             advantage_N = advantage_N * data.weight_N[own]
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
         drawn_N, sampled_N = weights_of(data, own)  # what the rule's terms are means over: all turns where there is nothing else
-        actor, kl, clip_share = objective(log_prob_N, old_log_prob_N, advantage_N, settings, self.beta[agent], sampled_N)
-        actor = part(actor, sampled_N)
         message, decision = mean(log_policy.message_entropy(), drawn_N), mean(log_policy.decision_entropy(), drawn_N)
-        entropy = message + decision
-        critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings, drawn_N)
-        critic_loss = part(critic_loss, drawn_N)
-        entropy_loss = part(-entropy_weight(settings, agent) * entropy, drawn_N)
+        played = PlayedTurns(old_log_prob_N, data.value_N[own], advantage_N, data.target_N[own], drawn_N, sampled_N)
+        loss = ppo_loss(log_prob_N, message + decision, value_N, played, settings, self.beta[agent], entropy_weight(settings, agent))
         further = further_terms(policy, log_policy, data, own, all_rows, settings.normalize_advantage, settings.clip_epsilon)
         metrics = {
-            "objective": actor,
-            "entropy_loss": entropy_loss,
-            "critic": critic_loss,
-            "entropy": entropy,
+            "objective": loss.objective,
+            "entropy_loss": loss.entropy,
+            "critic": loss.critic,
+            "entropy": message + decision,
             "message_entropy": message,
             "decision_entropy": decision,
-            "kl": kl,
-            "clip_share": clip_share,
+            "kl": loss.kl,
+            "clip_share": loss.clip_share,
             "value_error": mean((value_N - data.target_N[own]).abs(), drawn_N),
             **further,
         }
         moves = settings.loss == "kl_penalty" or settings.adaptive_lr
         log_ratio_N = (log_prob_N - old_log_prob_N).detach()
         sums = _divergence(log_ratio_N if sampled_N is None else log_ratio_N[sampled_N > 0]) if moves else None
-        return Loss(sum(further.values(), actor + entropy_loss + critic_loss), metrics, sums)
+        return Loss(sum(further.values(), loss.value), metrics, sums)
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
         """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""

@@ -84,7 +84,7 @@ class _Scores:
     critic: dict[str, Tensor]
 
 
-class StackelbergLearner(ProtocolLearner):
+class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
     """Joint updates of all agents by the variant that the settings name."""
 
     def build(self) -> None:
@@ -193,7 +193,7 @@ class StackelbergLearner(ProtocolLearner):
         """Parameters, followers, steps that followers are supposed to take, and the generator of this minibatch."""
         given, lr = self.settings.shaping_lr, self.iteration_lr
         step_sizes = {agent: given or self.own_lr(agent, lr) * self.step_factors[agent] for agent in agents}
-        draw = generator(self.experiment["seed"], "inverse hessian", minibatch.iteration, minibatch.number, device=self.device)
+        draw = generator(self.seed, "inverse hessian", minibatch.iteration, minibatch.number, device=self.device)
         return {agent: self.actors[agent] for agent in agents}, self._followers(agents), step_sizes, draw
 
     def _inverses(self, minibatch: JointMinibatch) -> Inverses:
