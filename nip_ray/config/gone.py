@@ -12,6 +12,7 @@ from nip_ray.errors import UserError
 _ANY = None  # whatever value it has: it says nothing without another key
 _SIGTERM = "a run ends in order at SIGTERM, which Kubernetes, SkyPilot, Slurm and Ray's autoscaler send; leave it out"
 GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
+    "algorithm.clip_gradients": (_ANY, "one agent learns; leave it out"),
     "learners.shard": ((False,), "learners.num_learners shares out each minibatch among learners that have all copies; leave it out"),
     "learners.partition": (("copies",), "agents learn in the main process, or on learners.num_learners; leave it out"),
     "runtime.static_shapes": ((None, False), "play and learning are eager on every device; leave it out"),
@@ -21,6 +22,8 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "strict": ((False,), "leave it out; `nip-ray train FILE --dry-run` prints the config with every key"),
 }
 """Dotted key -> (values that changed nothing, none: all; what to do instead)."""
+_OF = {"algorithm.clip_gradients": "solo"}
+"""Dotted key -> the name of what lost it, where others of the same part keep it."""
 
 
 def without_gone(data: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def without_gone(data: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:
     for path, (silent, instead) in GONE.items():
         section, _, key = path.rpartition(".")
         part = made.get(section) if section else made
-        if not isinstance(part, Mapping) or key not in part:
+        if not isinstance(part, Mapping) or key not in part or _OF.get(path, part.get("name")) != part.get("name"):
             continue
         if not stored and silent is not _ANY and part[key] not in silent:
             faults.append(f"{path}: was removed; {instead}")

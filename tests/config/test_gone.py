@@ -26,4 +26,6 @@ def test_a_removed_key_that_said_something_is_refused_and_dropped_in_what_a_run_
 def test_a_full_config_of_an_earlier_version_says_the_same() -> None:
     runtime = {"spot_notices": None, "spot_interval_s": 5.0, "spot_address": None, "num_threads": 2}
     assert config_from_dict({"strict": False, "runtime": runtime}) == config_from_dict({"runtime": {"num_threads": 2}})
+    solo = {"algorithm": {"name": "solo", "clip_gradients": "joint"}}
+    assert config_from_dict(solo) == config_from_dict({"algorithm": {"name": "solo"}})
     assert all("." not in path.partition(".")[2] for path in GONE), "one level of sections is looked into"
