@@ -315,7 +315,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         flat: dict[str, float] = {}
         for agent in sorted(set().union(*results) & set(learned)):
             for name in dict.fromkeys(name for result in results for name in result.get(agent, {})):
-                values = [float(_peek(result[agent][name])) for result in results if name in result.get(agent, {})]
+                found = [result[agent][name] for result in results if name in result.get(agent, {})]
+                values = [float(value.peek() if hasattr(value, "peek") else value) for value in found]
                 if not name.startswith("num_"):  # RLlib counts parameters, once
                     flat[f"learn/{agent}/{name}"] = fmean(values)
         self.metrics.aggregate(results[:1], key=LEARNER_RESULTS)
@@ -489,7 +490,3 @@ def _learners_said() -> Iterator[None]:
         raise LearnerLost(f"a learner was lost while it was made ({first_words(str(error))})") from error
     except RayError as error:
         raise TrainingError(f"a learner cannot be made: {said(error)}") from error
-
-
-def _peek(value: Any) -> Any:
-    return value.peek() if hasattr(value, "peek") else value

@@ -156,16 +156,15 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
                 found[agent] = replace(loss, value=loss.value * (len(own) / len(all_rows)))
             elif len(all_rows):  # another learner has rows: take part in the step
                 found[agent] = Loss(torch.zeros((), device=self.device))
-        for agent, value in self.similarity_losses(prepared, minibatch).items():
-            found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
+        if prepared.compared is not None:
+            for agent, value in self.similarity_losses(prepared.compared, minibatch).items():
+                found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
         return found
 
-    def similarity_losses(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Tensor]:
-        """Under zero knowledge, what the two agents that are compared follow besides."""
-        if prepared.compared is None:
-            return {}
-        total = prepared.compared.turns(minibatch.all_copies)
-        return similarity_losses(prepared.compared, self.networks, minibatch.own_copies, total, self.updated)
+    def similarity_losses(self, compared: Compared, minibatch: JointMinibatch) -> dict[str, Tensor]:
+        """What the two agents that are compared under zero knowledge follow besides."""
+        total = compared.turns(minibatch.all_copies)
+        return similarity_losses(compared, self.networks, minibatch.own_copies, total, self.updated)
 
     def minibatch_step(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Step]:
         """One step of every agent that has a loss, along the gradients of all learners together.
@@ -227,7 +226,9 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
             return self._results({}, {}, rollout.env_steps(), iteration)
         for network in self.networks.values():
             learning_mode(network)
-        prepared = replace(self.prepare(rollout), compared=compared_turns(self.scenario, rollout))
+        prepared = self.prepare(rollout)
+        if (extra := self.scenario.protocol.zero_knowledge) is not None:
+            prepared = replace(prepared, compared=compared_turns(self.scenario, rollout, extra))
         steps: dict[str, list[Step]] = {}
         with self._seeded_noise(iteration):
             for minibatch in self.minibatches(rollout, iteration):

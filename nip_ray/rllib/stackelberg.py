@@ -131,8 +131,9 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         scores = self._scores(data, minibatch)
         published = self.settings.estimator == "published"
         extra = {agent: scores.critic[agent] + self._bonus(scores, agent) if published else scores.critic[agent] for agent in data}
-        for agent, loss in self.similarity_losses(prepared, minibatch).items():
-            extra[agent] = extra[agent] + loss
+        if prepared.compared is not None:
+            for agent, loss in self.similarity_losses(prepared.compared, minibatch).items():
+                extra[agent] = extra[agent] + loss
         plain = {agent: self._plain_gradient(agent, extra[agent]) for agent in data}
         advantage_KRA = self._advantages(data, minibatch)
         shaped = (self._published if published else self._foreseeing)(data, scores, advantage_KRA, minibatch)
