@@ -1,4 +1,4 @@
-"""What an update does to networks: parameter groups, the mode they learn in, and an optimizer over flat tensors.
+"""What an update does to networks: parameter groups, minibatches, the mode they learn in, and an optimizer over flat tensors.
 
 Decisions that matter here:
 - who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by name patterns;
@@ -123,6 +123,12 @@ def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
         parameter.data = flat.data[position : position + parameter.numel()].view_as(parameter)
         position += parameter.numel()
     return flat
+
+
+def in_minibatches(order_N: Tensor, size: int) -> list[Tensor]:
+    """`order_N` in pieces of `size`; a remainder joins the last."""
+    count = max(1, len(order_N) // size)
+    return [order_N[i * size : len(order_N) if i == count - 1 else (i + 1) * size] for i in range(count)]
 
 
 def learning_mode(network: nn.Module) -> None:

@@ -17,9 +17,3 @@ def fit(loss: Callable[[Tensor], Tensor], optimizer: FlatOptimizer, batches: Ite
         optimizer.set_gradients(torch.autograd.grad(loss(index_N), optimizer.parameters, allow_unused=True))
         clip_gradients([optimizer], max_grad_norm)
         optimizer.step()
-
-
-def in_minibatches(order_N: Tensor, size: int) -> list[Tensor]:
-    """`order_N` in pieces of `size`; a remainder joins the last."""
-    count = max(1, len(order_N) // size)
-    return [order_N[i * size : len(order_N) if i == count - 1 else (i + 1) * size] for i in range(count)]

@@ -32,9 +32,8 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED, NUM_ENV_STEPS_TRAINED
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
-from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients, in_minibatches, learning_mode, refresh_norms
 from nip_ray.learning.policy_gradient import mean_and_deviation, own_turn_advantages
-from nip_ray.learning.supervised import in_minibatches
 from nip_ray.learning.verdicts import Verdicts, taught_turns
 from nip_ray.play.rollout import AgentRows, Rollout, RolloutSamples, concatenate, final_rows, own_rows
 from nip_ray.play.scenario import Scenario

@@ -28,9 +28,9 @@ from nip_ray.config.players import agent_settings
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
+from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, in_minibatches
 from nip_ray.learning.policy import accuracy, decision_loss
-from nip_ray.learning.supervised import fit, in_minibatches
+from nip_ray.learning.supervised import fit
 from nip_ray.play.rollout import Dialogue
 from nip_ray.play.scenario import Scenario
 from nip_ray.scenarios.registry import build_agents, played_scenario
