@@ -57,16 +57,10 @@ def returns_to_go(reward_BR: Tensor, gamma: float) -> Tensor:
     return result_BR
 
 
-def normalise(advantage_N: Tensor, weight_N: Tensor | None = None) -> Tensor:
-    """(A - mean) / max(std, 1e-6); `weight_N` (0 or 1) marks the rows that count. One row alone is left as it is."""
-    if weight_N is None:
-        mean, deviation = mean_and_deviation(advantage_N)
-        return (advantage_N - mean) / deviation
-    count = weight_N.sum()
-    mean = (advantage_N * weight_N).sum() / count.clamp_min(1)
-    variance = ((advantage_N - mean).square() * weight_N).sum() / count.clamp_min(1)
-    scaled = (advantage_N - mean) / variance.sqrt().clamp_min(1e-6)
-    return torch.where(count > 1, scaled, advantage_N)
+def normalise(advantage_N: Tensor) -> Tensor:
+    """(A - mean) / max(std, 1e-6). One row alone is left as it is."""
+    mean, deviation = mean_and_deviation(advantage_N)
+    return (advantage_N - mean) / deviation
 
 
 def mean_and_deviation(advantage_N: Tensor) -> tuple[Tensor | float, Tensor | float]:
