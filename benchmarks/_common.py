@@ -18,14 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.load import AnyConfig, load_config
-from nip_ray.errors import UserError
-from nip_ray.learning.policy_gradient import base_lr
-from nip_ray.play.core import episode_seeds, instance_ids
-from nip_ray.play.rollout import Rollout
-from nip_ray.play.static import StaticPlay, static_misfit
-from nip_ray.play.static_update import StaticUpdate
-from nip_ray.seeding import generator
+from nip_ray.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 NIP_RAY = str(Path(sys.executable).parent / "nip-ray")
@@ -34,7 +27,7 @@ sys.path.append(str(ROOT / "examples"))
 from ppo_loop import PlainLoop  # noqa: E402
 
 __all__ = [
-    "NIP_RAY", "ROOT", "PlainLoop", "StaticLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "show", "timed", "work",
+    "NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "show", "timed", "work",
     "yardstick_ms",
 ]  # fmt: skip
 
@@ -72,44 +65,16 @@ def peak_gflops() -> float:
     return 2 * 2048**3 / min(timed(lambda: x @ x) for _ in range(5)) / 1e9
 
 
-class StaticLoop(PlainLoop):
-    """The same in fixed shapes (`runtime.static_shapes`); on a GPU by CUDA graphs. Needs a config of which that can be had."""
-
-    def __init__(self, experiment: AnyConfig, device: str = "cpu") -> None:
-        super().__init__(experiment, device)
-        if (why := static_misfit(self.scenario, self.agents)) is not None:
-            raise UserError(f"fixed shapes: {why}")
-        self.static_play = StaticPlay(self.play, self.agents, self.settings.skip_silent_messages)
-        self.static_update = StaticUpdate(self.scenario, self.scenario.protocol.agents, self.agents, self.optimizers, self.settings)
-
-    def sample(self) -> Rollout:
-        """Play one iteration's episodes."""
-        seed, copies = self.config.seed, self.config.play.num_copies
-        first = self.iteration * copies
-        id_B = instance_ids(self.scenario, "train", seed, first, copies)
-        return self.static_play(id_B, episode_seeds(seed, first, copies), generator(seed, "play", self.iteration, 0, device=self.device))
-
-    def learn(self, rollout: Rollout) -> None:
-        """All epochs over one iteration's episodes."""
-        for optimizer in self.optimizers.values():
-            optimizer.set_learning_rate(base_lr(self.settings, self.iteration, self.config.iterations))
-        shuffle = generator(self.config.seed, "minibatches", self.iteration)
-        order_EB = torch.stack([torch.randperm(rollout.num_copies, generator=shuffle) for _ in range(self.settings.num_epochs)])
-        self.static_update(rollout, order_EB.to(self.device), self.beta.expand(len(self.agents)))
-        self.iteration += 1
-
-
 def work(experiment: ExperimentConfig) -> dict[str, float]:
     """What an iteration asks of the machine, by torch's own kernels: thousand million operations in products, and kernels a gradient step
-    and a round of play, also in fixed shapes where these can be had.
+    and a round of play.
 
     Counted in the plain loop, whose mathematics is the same.
     """
     with FlopCounterMode(display=False) as flops:
         loop = PlainLoop(experiment)
         found = kernels(loop)
-    fixed = kernels(StaticLoop(experiment)) if static_misfit(loop.scenario, loop.agents) is None else {}
-    return {"gflop": round(flops.get_total_flops() / 1e9, 2), **found, **{f"fixed_{name}": number for name, number in fixed.items()}}
+    return {"gflop": round(flops.get_total_flops() / 1e9, 2), **found}
 
 
 def kernels(loop: PlainLoop) -> dict[str, float]:
@@ -120,7 +85,7 @@ def kernels(loop: PlainLoop) -> dict[str, float]:
         loop.learn(rollout)
     settings, copies = loop.settings, rollout.num_copies
     size = min(copies, settings.minibatch_copies or max(1, settings.minibatch_size // rollout.num_rounds))
-    steps = settings.num_epochs * (copies // size if isinstance(loop, StaticLoop) else math.ceil(copies / size))
+    steps = settings.num_epochs * math.ceil(copies / size)
     return {"kernels_a_round": round(playing.count / rollout.num_rounds, 1), "kernels_a_step": round(learning.count / steps, 1)}
 
 

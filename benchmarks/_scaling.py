@@ -10,8 +10,7 @@ Decisions that matter here:
 Assumptions: processes are spread over the nodes in turn, beginning with the main process's; busy processes beyond a node's CPUs take
 turns; sampling, learning and sending weights do not overlap, unless play is ahead; a node fetches an object once for all its processes;
 the main process's network card serves one transfer at a time; learners reduce gradients around a ring; nothing else uses the network; no
-evaluation. With shards a learner computes the values of its copies alone, and needs one all-reduce more; with play ahead, playing and
-taking it in are beside learning.
+evaluation. With play ahead, playing and taking it in are beside learning.
 """
 
 import json
@@ -60,8 +59,8 @@ class Machines:
 
     nodes: machines. runners, learners: remote env runners and learners in all (0: in the main process). cpus: CPUs of a node. gpus: GPUs of
     a node, used by learners. gpu_speedup: how many times faster than one CPU thread a GPU is at the part of learning
-    that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one message between nodes. shard: learners
-    hold their own copies alone (`learners.shard`). ahead: runners play while learners learn (`play.max_staleness` 1).
+    that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one message between nodes. ahead: runners
+    play while learners learn (`play.max_staleness` 1).
     """
 
     nodes: int = 1
@@ -72,7 +71,6 @@ class Machines:
     gpu_speedup: float | None = None
     bandwidth: float = 1.25e9
     latency_s: float = 2e-4
-    shard: bool = False
     ahead: bool = False
 
 
@@ -114,13 +112,13 @@ def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
     """The expected time of one iteration. Raises UserError when `machines` cannot be."""
     _check(machines)
     rollout_bytes = parts.copies * parts.rollout_copy_bytes
-    handed = rollout_bytes * (_away(machines, machines.learners) if machines.shard else _others(machines, machines.learners))
+    handed = rollout_bytes * _others(machines, machines.learners)
     found = IterationTime(
         sample=_sample(parts, machines),
         collect=machines.runners * parts.call_s + _network(machines, _away(machines, machines.runners) * rollout_bytes, machines.runners),
         learn=_learn(parts, machines),
         hand_out=machines.learners * parts.call_s + _network(machines, handed, machines.learners),
-        reduce=(_steps(parts) + machines.shard) * _all_reduce(parts, machines),
+        reduce=_steps(parts) * _all_reduce(parts, machines),
         weights=_weights(parts, machines),
         rest=parts.rest_s,
     )
@@ -169,11 +167,11 @@ def _sample(parts: Parts, machines: Machines) -> float:
 
 
 def _learn(parts: Parts, machines: Machines) -> float:
-    """All copies once on every learner, its own with shards, and gradient steps on a learner's slice of each minibatch."""
+    """All copies once on every learner, and gradient steps on a learner's slice of each minibatch."""
     on_gpu = machines.gpus > 0
     speed = (machines.gpu_speedup or 1.0) if on_gpu else 1.0
     share = math.ceil(parts.minibatch_copies / max(1, machines.learners))
-    prepare = parts.copies / (max(1, machines.learners) if machines.shard else 1) * parts.prepare_copy_s / speed
+    prepare = parts.copies * parts.prepare_copy_s / speed
     step = parts.minibatch_fixed_s + share * parts.minibatch_copy_s / speed
     turns = 1.0 if on_gpu else _turns(machines, machines.learners)
     return (prepare + _steps(parts) * step) * turns
@@ -232,8 +230,6 @@ def _check(machines: Machines) -> None:
             raise UserError(f"{name}: got {getattr(machines, name)}, must be at least 0")
     if not machines.bandwidth > 0:
         raise UserError(f"bandwidth: got {machines.bandwidth}, must be above 0")
-    if machines.shard and machines.learners < 2:
-        raise UserError(f"shard: got {machines.learners} learners, which share nothing, use 2 or more")
     if machines.ahead and not machines.runners:
         raise UserError("ahead: nobody plays beside learners, use runners")
     if machines.gpus and (machines.gpu_speedup is None or not machines.gpu_speedup > 0):

@@ -5,8 +5,8 @@
     python benchmarks/ceiling_gi.py --config message_game              # the message game
 
 Prints medians and the spread (smallest to largest), their ratio, the machine's yardstick before and after, and how far this is from what
-the machine could do: operations in products, also a second, kernels a gradient step (both by torch's own kernels; also in fixed
-shapes, `runtime.static_shapes`), and one large product.
+the machine could do: operations in products, also a second, kernels a gradient step (both by torch's own kernels), and one
+large product.
 """
 
 import argparse

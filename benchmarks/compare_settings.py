@@ -1,7 +1,7 @@
 """Iterations of one experiment under two settings, in turns, in one process.
 
     python benchmarks/compare_settings.py --config gi_published --one scenario.kernels=torch --other scenario.kernels=native
-    python benchmarks/compare_settings.py --config gi_published --other learners.partition=agents --both scenario.kernels=torch
+    python benchmarks/compare_settings.py --config gi_published --other runtime.num_threads=1 --both scenario.kernels=torch
 
 Prints the medians, the spread (smallest to largest) and the median of the ratios (of the first to the second, above 1 where the second is
 faster). Everybody always learns.

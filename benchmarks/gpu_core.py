@@ -1,11 +1,10 @@
 """The batched core and the PPO update on one device, without Ray: message game and the published graph isomorphism setting.
 
     python benchmarks/gpu_core.py --copies 512 4096 16384              # on a GPU where there is one: every row, by one command
-    python benchmarks/gpu_core.py --device cpu                         # the same without CUDA graphs
+    python benchmarks/gpu_core.py --device cpu                         # the same on the CPU
 
-Needs torch, pydantic and PyYAML. A row for each way, in turns: eager; in fixed shapes (`runtime.static_shapes`), by CUDA graphs on a GPU;
-and with --compile eager networks in torch.compile. Medians of play and of learning, kernels a round and a gradient step, and how much
-faster than eager.
+Needs torch, pydantic and PyYAML. A row for each way, in turns: eager, and with --compile networks in torch.compile. Medians of play and of
+learning, kernels a round and a gradient step, and how much faster than eager.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import statistics
 from typing import Any
 
 import torch
-from _common import PlainLoop, StaticLoop, config, kernels, machine, show, timed
+from _common import PlainLoop, config, kernels, machine, show, timed
 
 
 def main() -> None:
@@ -37,12 +36,10 @@ def measure(name: str, copies: int, arguments: argparse.Namespace) -> None:
     """All ways of one setting at one size."""
     sizes = [f"play.num_copies={copies}", f"algorithm.minibatch_size={2 * copies}"]
     experiment = config(name, *sizes, *([] if name == "message_game" else ["scenario.kernels=torch"]))
-    graphs = "fixed shapes" + (", CUDA graphs" if arguments.device.startswith("cuda") else "")
-    loops: dict[str, PlainLoop] = {"eager": PlainLoop(experiment, arguments.device), graphs: StaticLoop(experiment, arguments.device)}
+    loops = {"eager": PlainLoop(experiment, arguments.device)}
     if arguments.compile:
         loops["compiled"] = PlainLoop(experiment, arguments.device)
         loops["compiled"].agents = {agent: torch.compile(network) for agent, network in loops["compiled"].agents.items()}
-    # counted while nothing is captured yet, which is the first of two iterations that warm up
     counts = {way: kernels(loop) if way != "compiled" else {} for way, loop in loops.items()}
     taken: dict[str, list[tuple[float, float, int]]] = {way: [] for way in loops}
     for iteration in range(arguments.iterations + 2):

@@ -3,7 +3,7 @@
     python benchmarks/iteration_time.py
     python benchmarks/iteration_time.py --experiment message_game --copies 16384 --runners-per-node 8 --nodes 1 2 4 8
     python benchmarks/iteration_time.py --learners 4 --gpus 1 --gpu-speedup 20 --bandwidth-gbit 25
-    python benchmarks/iteration_time.py --nodes 8 --runners-per-node 8 --learners 8 --shard --ahead --copies 16384 --minibatch-copies 2048
+    python benchmarks/iteration_time.py --nodes 8 --runners-per-node 8 --learners 8 --ahead --copies 16384 --minibatch-copies 2048
 
 The parts come from benchmarks/scaling.json; `benchmarks/scaling.py --out FILE` measures them on your machine. docs/scaling.md explains
 the model, `benchmarks/_scaling.py` is it.
@@ -59,7 +59,6 @@ def _machines(nodes: int, arguments: argparse.Namespace) -> scaling.Machines:
         gpu_speedup=arguments.gpu_speedup,
         bandwidth=arguments.bandwidth_gbit * 1e9 / 8,
         latency_s=arguments.latency_ms / 1e3,
-        shard=arguments.shard,
         ahead=arguments.ahead,
     )
 
@@ -73,7 +72,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8], help="numbers of nodes to compare")
     parser.add_argument("--runners-per-node", type=int, default=4, help="remote env runners on every node")
     parser.add_argument("--learners", type=int, default=0, help="remote learners in all (0: in the main process)")
-    parser.add_argument("--shard", action="store_true", help="learners hold their own copies alone (learners.shard)")
     parser.add_argument("--ahead", action="store_true", help="env runners play while learners learn (play.max_staleness 1)")
     parser.add_argument("--cpus", type=int, default=8, help="CPUs of a node")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of a node, for learners")

@@ -44,19 +44,18 @@ from nip_ray.settings.experiment import RuntimeSettings
 
 
 class Variant(NamedTuple):
-    """Env runners, learners, torch threads of the main process; `learners.shard`, and `play.max_staleness`."""
+    """Env runners, learners, torch threads of the main process; `play.max_staleness`."""
 
     runners: int
     learners: int
     threads: int = 1
-    shard: bool = False
     staleness: int = 0
 
 
 ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS = Variant(0, 0), Variant(1, 0), Variant(2, 0), Variant(0, 2)
-SHARDS, AHEAD = Variant(0, 2, shard=True), Variant(1, 0, staleness=1)
+AHEAD = Variant(1, 0, staleness=1)
 PARTS = (ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS)  # by which parts are measured
-VARIANTS = (*PARTS, Variant(0, 1), Variant(2, 2), SHARDS, Variant(2, 2, shard=True), AHEAD, Variant(2, 2, shard=True, staleness=1))
+VARIANTS = (*PARTS, Variant(0, 1), Variant(2, 2), AHEAD, Variant(2, 2, staleness=1))
 LARGE = Machines(nodes=8, runners=64, learners=8)  # predicted
 PHASES = {"_play": "sample", "_learn": "learn", "send_weights": "weights"}
 QUICK = ("play.num_copies=64", "algorithm.num_epochs=2", "algorithm.minibatch_size=256")
@@ -176,13 +175,11 @@ class Traffic:
 class Case:
     """One variant, alive: its algorithm, and what was measured of it."""
 
-    def __init__(
-        self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1, shard: bool = False, staleness: int = 0
-    ) -> None:
-        self.name = name = Variant(runners, learners, threads, shard, staleness)
+    def __init__(self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1, staleness: int = 0) -> None:
+        self.name = name = Variant(runners, learners, threads, staleness)
         share = experiment.play.num_copies // max(1, name.runners)
         play = replace(experiment.play, num_env_runners=name.runners, num_copies=share, max_staleness=name.staleness)
-        settings = replace(experiment.learners, num_learners=name.learners, shard=name.shard)
+        settings = replace(experiment.learners, num_learners=name.learners)
         self.traffic = Traffic()
         with self.traffic.watching():
             start = time.perf_counter()
@@ -415,7 +412,7 @@ def merged(runs: list[tuple[list[dict[str, Any]], Parts]]) -> dict[str, Any]:
 def predicted(parts: Parts, row: Mapping[str, Any]) -> float:
     """The model's ratio to (0, 0) of a row, on this machine."""
     cpus = len(os.sched_getaffinity(0))
-    here = Machines(runners=row["runners"], learners=row["learners"], cpus=cpus, shard=row["shard"], ahead=bool(row["staleness"]))
+    here = Machines(runners=row["runners"], learners=row["learners"], cpus=cpus, ahead=bool(row["staleness"]))
     return iteration_time(parts, here).total / iteration_time(parts, Machines(cpus=cpus)).total
 
 
@@ -424,21 +421,21 @@ def large(parts: Parts) -> None:
     more = replace(parts, copies=64 * parts.copies, minibatch_copies=64 * parts.minibatch_copies)
     alone = iteration_time(more, Machines()).total
     print(f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, 64 times the copies and minibatches")
-    for changes in ({}, {"shard": True}, {"shard": True, "ahead": True}):
+    for changes in ({}, {"ahead": True}):
         found = iteration_time(more, replace(LARGE, **changes))
-        name, speed = " ".join(changes) or "neither", alone / found.total
+        name, speed = " ".join(changes) or "in time", alone / found.total
         print(f"  {name:>12}: {found.total:.3f} s, {speed:.2f} times one process; longest: {found.bottleneck}")
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows; milliseconds and kilobytes."""
     print(f"\n{name}: milliseconds, and the ratio to (0, 0) in the same round")
-    print("runners learners threads shard ahead iteration  sample   learn weights    rest  ratio  model  start s  constructors kB")
+    print("runners learners threads ahead iteration  sample   learn weights    rest  ratio  model  start s  constructors kB")
     for row in rows:
         parts = "".join(f"{row[f'{part}_s'] * 1e3:>8.1f}" for part in ("sample", "learn", "weights", "rest"))
         whole, size = row["iteration_s"] * 1e3, max(row["constructor_bytes"].values(), default=0) / 1e3
         print(
-            f"{row['runners']:>7}{row['learners']:>9}{row['threads']:>8}{row['shard']:>6}{row['staleness']:>6}{whole:>10.1f}{parts}"
+            f"{row['runners']:>7}{row['learners']:>9}{row['threads']:>8}{row['staleness']:>6}{whole:>10.1f}{parts}"
             f"{row['ratio']:>7.2f}{row['predicted']:>7.2f}{row['start_s']:>9.1f}{size:>17.1f}"
         )
     print("bytes of an iteration")
@@ -462,7 +459,7 @@ def main() -> None:
     names, iterations, repeat = arguments.configs, arguments.iterations, arguments.repeat
     if arguments.quick:
         names, iterations, repeat = ["message_game"], min(iterations, 2), 1
-    variants = (*PARTS, SHARDS, AHEAD) if arguments.quick else VARIANTS
+    variants = (*PARTS, AHEAD) if arguments.quick else VARIANTS
     overrides = list(QUICK) if arguments.quick else []
     overrides += [f"play.num_copies={arguments.copies}"] if arguments.copies else []
     began, found = time.perf_counter(), {}

@@ -18,7 +18,7 @@ from nip_ray.config.load import AnyConfig, load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.metrics import rollout_metrics
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
-from nip_ray.learning.policy_gradient import base_lr, critic, entropy_weight, normalise, objective, own_turn_advantages
+from nip_ray.learning.policy_gradient import PlayedTurns, base_lr, entropy_weight, normalise, own_turn_advantages, ppo_loss
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import AgentRows, Rollout, own_rows
 from nip_ray.protocols import from_settings
@@ -84,9 +84,9 @@ class PlainLoop:
             policy = policy.silenced(action)
         log_policy = policy.normalised()
         advantage_N = normalise(data.advantage_N[own_N])
-        policy_loss, _, _ = objective(log_policy.log_prob(action), rows.log_prob_N[own_N], advantage_N, settings, self.beta)
-        value_loss = critic(value_N, data.value_N[own_N], data.target_N[own_N], settings)
-        return policy_loss - entropy_weight(settings, agent) * log_policy.entropy().mean() + settings.critic_coefficient * value_loss
+        played = PlayedTurns(rows.log_prob_N[own_N], data.value_N[own_N], advantage_N, data.target_N[own_N])
+        log_prob_N, entropy, bonus = log_policy.log_prob(action), log_policy.entropy().mean(), entropy_weight(settings, agent)
+        return ppo_loss(log_prob_N, entropy, value_N, played, settings, self.beta, bonus).value
 
     def learn(self, rollout: Rollout) -> None:
         """All epochs over one iteration's episodes. A minibatch has the same copies for all agents, so that they stay in step."""

@@ -165,7 +165,7 @@ AGENTS = (dict[str, MessageAgentSettings], dict)
             r"faults\(\) gives 'no'",
         ),
         ("text_algorithm", rule_settings("ppo"), "'ppo' is a learning rule of networks already"),
-        ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, clip_gradients"),
+        ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, which"),
     ],
 )
 def test_what_settings_lack_is_said_at_once(part: Any, settings: Any, said: str) -> None:

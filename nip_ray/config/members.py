@@ -47,7 +47,7 @@ def _members(part: Part) -> tuple[type, ...]:
 
 
 _SHIPPED: Mapping[Part, tuple[type, ...]] = {part: _members(part) for part in ADDED}
-_RULE_KEYS = ("lr", "minibatch_size", "num_epochs", "max_grad_norm", "clip_gradients")
+_RULE_KEYS = ("lr", "minibatch_size", "num_epochs", "max_grad_norm")
 
 
 def known(part: Part) -> tuple[str, ...]:

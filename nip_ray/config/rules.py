@@ -38,8 +38,8 @@ from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 Rule = Callable[[ExperimentConfig], Iterator[str]]
 
 _DEFAULT = "_default"
-_DIVISIBLE = ("ppo", "reinforce")  # rules whose learners need their own copies alone, and which weigh what older weights did
-_OR_DIVISIBLE = " or ".join(_DIVISIBLE)
+_WEIGHING = ("ppo", "reinforce")  # rules that weigh what older weights did
+_OR_WEIGHING = " or ".join(_WEIGHING)
 _FACTORS = ("agent_lr_factor", "body_lr_factor", "gnn_lr_factor")
 _REWARDS = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward")
 _REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
@@ -372,58 +372,23 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
 
 
 def workers(config: ExperimentConfig) -> Iterator[str]:
-    """Whoever is asked for has something to do: GPUs need env runners, shards several learners, and play ahead somebody beside learners."""
+    """Whoever is asked for has something to do: GPUs need env runners, and play ahead somebody beside learners."""
     play = config.play
     if play.num_gpus_per_env_runner and not play.num_env_runners:
         yield "play.num_gpus_per_env_runner: there are no env runners to use it, raise play.num_env_runners or set it to 0"
     if play.max_staleness:
         yield from _staleness(config)
-    if config.learners.shard:
-        if config.algorithm.name not in _DIVISIBLE:
-            yield f"learners.shard: {config.algorithm.name} needs all copies in every learner, set it to false or use {_OR_DIVISIBLE}"
-        elif (count := config.learners.num_learners) < 2:
-            yield f"learners.shard: there is nothing to share with num_learners {count}, raise that or set it to false"
-    if config.learners.partition == "agents":
-        yield from _partition(config)
-
-
-def _partition(config: ExperimentConfig) -> Iterator[str]:
-    """What an agent learns from touches no other agent's network, and learning is where play is."""
-    rule, key = config.algorithm.name, "learners.partition: got agents, but"
-    if rule not in _DIVISIBLE:
-        yield f"{key} with {rule} agents do not learn apart from each other, set it to copies or use {_OR_DIVISIBLE}"
-    elif config.learners.num_learners:
-        yield f"{key} remote learners share out copies (learners.num_learners), set one of the two to its default"
-    elif config.runtime.static_shapes:
-        yield f"{key} in fixed shapes all agents' minibatches are one computation (runtime.static_shapes), leave one of the two out"
-    elif config.protocol.zero_knowledge:
-        yield f"{key} under zero knowledge two agents learn from each other's logits, set it to copies"
 
 
 def _staleness(config: ExperimentConfig) -> Iterator[str]:
     """Somebody plays beside those who learn, and learns from what older weights did."""
     rule, key = config.algorithm, f"play.max_staleness: got {config.play.max_staleness}, but"
-    if rule.name not in _DIVISIBLE:
-        yield f"{key} {rule.name} does not correct for the weights that played, set it to 0 or use {_OR_DIVISIBLE}"
+    if rule.name not in _WEIGHING:
+        yield f"{key} {rule.name} does not correct for the weights that played, set it to 0 or use {_OR_WEIGHING}"
     elif not config.play.num_env_runners:
         yield f"{key} the very networks that learn are those that play, set it to 0 or raise play.num_env_runners"
     elif getattr(rule, "max_importance_weight", 1.0) is None:
         yield "algorithm.max_importance_weight: got none, but play.max_staleness plays by older weights, give it a number"
-
-
-def fixed_shapes(config: ExperimentConfig) -> Iterator[str]:
-    """Fixed shapes are asked for where they can be had; what depends on networks is asked when these are made."""
-    if not config.runtime.static_shapes:
-        return
-    name, key = config.protocol.name, "runtime.static_shapes: got true, but"
-    if config.algorithm.name != "ppo":
-        yield f"{key} {config.algorithm.name} learns in shapes that follow from what was played, leave it out or use ppo"
-    elif config.opponents is not None or config.learners.num_learners > 1:
-        yield f"{key} with opponents from the past, or several learners, shapes follow from what was played, leave it out"
-    elif config.play.max_staleness:
-        yield f"{key} play.max_staleness corrects turn by turn for the weights that played, leave one of the two out"
-    elif name in PROTOCOLS and (why := table_of(name, config.protocol).open_schedule()):
-        yield f"{key} {why}; or leave it out"
 
 
 def evaluations(config: ExperimentConfig) -> Iterator[str]:
@@ -506,7 +471,6 @@ _RULES: tuple[Rule, ...] = (
     search,
     verdict_gradient,
     workers,
-    fixed_shapes,
     evaluations,
     plugins,
     own_faults,

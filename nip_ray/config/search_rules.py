@@ -27,8 +27,6 @@ def search(config: ExperimentConfig) -> Iterator[str]:
     if not isinstance(config.algorithm, _RULES):
         yield f"search: not available with {config.algorithm.name}, leave it out or use ppo or reinforce"
         return
-    if config.runtime.static_shapes:
-        yield "search: not available with runtime.static_shapes, leave one of them out"
     if linear := getattr(config.scenario, "linear_symbols", 0):
         yield f"search: scenario.linear_symbols is {linear}, and only main messages can be tried, use 0"
     if config.protocol.name not in PROTOCOLS:
@@ -81,8 +79,6 @@ def verdict_gradient(config: ExperimentConfig) -> Iterator[str]:
     key = f"algorithm.verdict_gradient: got {rule.verdict_gradient}"
     if not isinstance(rule, _RULES):
         yield f"{key}, but {rule.name} weighs what agents did, leave it out or use ppo or reinforce"
-    if config.runtime.static_shapes:
-        yield f"{key}, not available with runtime.static_shapes, leave one of them out"
     if config.protocol.name in PROTOCOLS and playing(config) is not None and without_verifier(config):
         yield f"{key}, but {config.protocol.name} has no verdicts, leave it out"
     elif rule.verdict_gradient == "label" and config.protocol.force_guess is not None:

@@ -243,8 +243,6 @@ def no_networks(config: TextExperimentConfig) -> Iterator[str]:
     """Dialogues have no shapes that could be fixed, and threads are a provider's."""
     if config.runtime.num_threads is not None:
         yield f"runtime.num_threads: got {config.runtime.num_threads}, but local models have providers.<name>.num_threads, leave it out"
-    if config.runtime.static_shapes:
-        yield "runtime.static_shapes: got true, but language models play and learn in texts, leave it out"
 
 
 TEXT_RULES = (

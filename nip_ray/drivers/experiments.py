@@ -281,5 +281,5 @@ def _put_first_weights(agent: Any, experiment: ExperimentConfig, storage: Path) 
 def alone(experiment: ExperimentConfig, seed: int, num_copies: int) -> ExperimentConfig:
     """The experiment for a learner that plays and learns where it stands: its own seed and copies, no processes of its own."""
     play = replace(experiment.play, num_copies=num_copies, num_env_runners=0, max_staleness=0)
-    learners = replace(experiment.learners, num_learners=0, shard=False, partition="copies")
+    learners = replace(experiment.learners, num_learners=0)
     return experiment.model_copy(update={"seed": seed, "play": play, "learners": learners})

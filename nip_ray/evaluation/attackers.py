@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
-from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
+from nip_ray.learning.groups import FlatOptimizer, learning_mode, refresh_norms
 from nip_ray.learning.policy import FORBIDDEN_BELOW, Action, Policy
-from nip_ray.learning.policy_gradient import critic, normalise, objective, own_turn_advantages
+from nip_ray.learning.policy_gradient import PlayedTurns, normalise, own_turn_advantages, ppo_loss
+from nip_ray.learning.supervised import fit
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn, episode_seeds
 from nip_ray.play.rollout import AgentRows, own_rows
 from nip_ray.play.scenario import Scenario
@@ -162,19 +163,19 @@ def _learn(
         advantage_BR, target_BR = own_turn_advantages(pay_BR, rows.spread(value_N), rows.row_BR >= 0, rule.gamma, rule.lam)
         at = (rows.copy_N, rows.round_N)
         advantage_N, target_N = advantage_BR[at], target_BR[at]
-    learning_mode(network)
     permute, beta = generator(seed, "minibatches"), torch.zeros((), device=value_N.device)
+
+    def loss(row_K: Tensor) -> Tensor:
+        policy, new_K = network(rows.obs_of(row_K))
+        log_policy = policy.normalised()
+        played = PlayedTurns(rows.log_prob_N[row_K], value_N[row_K], normalise(advantage_N[row_K]), target_N[row_K])
+        log_prob_K, entropy = log_policy.log_prob(rows.action_of(row_K)), log_policy.entropy().mean()
+        return ppo_loss(log_prob_K, entropy, new_K, played, rule, beta, rule.entropy_coefficient).value
+
+    learning_mode(network)
     with torch.random.fork_rng(devices=[value_N.device] if value_N.device.type == "cuda" else []):
         torch.manual_seed(stable_seed(seed, "noise"))
         for _ in range(settings.num_epochs):
             order_N = torch.randperm(len(value_N), generator=permute).to(value_N.device)
-            for row_K in order_N.tensor_split(max(1, len(order_N) // settings.minibatch_size)):
-                policy, new_K = network(rows.obs_of(row_K))
-                log_policy = policy.normalised()
-                log_prob_K = log_policy.log_prob(rows.action_of(row_K))
-                actor, _, _ = objective(log_prob_K, rows.log_prob_N[row_K], normalise(advantage_N[row_K]), rule, beta)
-                loss = actor + critic(new_K, value_N[row_K], target_N[row_K], rule) - rule.entropy_coefficient * log_policy.entropy().mean()
-                optimizer.set_gradients(torch.autograd.grad(loss, optimizer.parameters, allow_unused=True))
-                clip_gradients([optimizer], rule.max_grad_norm)
-                optimizer.step()
+            fit(loss, optimizer, order_N.tensor_split(max(1, len(order_N) // settings.minibatch_size)), rule.max_grad_norm)
     refresh_norms(network, rows.obs)

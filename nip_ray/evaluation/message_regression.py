@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nip_ray.evaluation.intervals import Proportion, proportion
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
+from nip_ray.learning.supervised import fit
 from nip_ray.networks.basic import mlp
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
@@ -79,12 +80,10 @@ def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, s
     """A perceptron trained by cross-entropy and Adam to read labels off messages."""
     with seeded(stable_seed(seed, "reader")):
         reader = mlp(said_NX.shape[1], settings.hidden, labels, settings.num_layers, settings.activation)
-    parameters = list(reader.parameters())
-    optimizer = FlatOptimizer([ParameterGroup("actor", "reader", parameters, 1.0)], settings.lr)
+    optimizer = FlatOptimizer([ParameterGroup("actor", "reader", list(reader.parameters()), 1.0)], settings.lr)
     for epoch in range(settings.num_epochs):
         order_N = torch.randperm(len(y_N), generator=generator(seed, "minibatches", epoch))
-        for index in order_N.split(settings.minibatch_size):
-            loss = nn.functional.cross_entropy(reader(said_NX[index]), y_N[index])
-            optimizer.set_gradients(torch.autograd.grad(loss, parameters))
-            optimizer.step()
+        fit(
+            lambda index: nn.functional.cross_entropy(reader(said_NX[index]), y_N[index]), optimizer, order_N.split(settings.minibatch_size)
+        )
     return reader

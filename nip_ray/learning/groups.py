@@ -1,4 +1,4 @@
-"""What an update does to networks: parameter groups, the mode they learn in, and an optimizer over flat tensors.
+"""What an update does to networks: parameter groups, minibatches, the mode they learn in, and an optimizer over flat tensors.
 
 Decisions that matter here:
 - who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by name patterns;
@@ -10,12 +10,10 @@ Decisions that matter here:
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class FlatOptimizer:
         self.flats = [_flatten(parameters) for parameters in by_factor.values()]
         chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
         self.inner: torch.optim.Optimizer | None = None
-        self._in_graphs = False
         if chosen:  # one optimizer alone may see these groups: it writes its defaults into them
             self.inner = (build or (_descent if plain else _adam))(chosen)
 
@@ -73,16 +70,7 @@ class FlatOptimizer:
         """Set the base learning rate."""
         if self.inner is not None:
             for group in self.inner.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(lr * group["lr_factor"])
-                else:
-                    group["lr"] = lr * group["lr_factor"]
-
-    def work_in_graphs(self) -> None:
-        """Have steps captured in CUDA graphs from now on: the learning rate is a tensor, read when the graph runs."""
-        self._in_graphs = True
-        for group, flat in zip(() if self.inner is None else self.inner.param_groups, self.flats, strict=False):
-            group["capturable"], group["lr"] = True, torch.tensor(float(group["lr"]), device=flat.device)
+                group["lr"] = lr * group["lr_factor"]
 
     def step(self) -> None:
         """One step with the gradients set last."""
@@ -91,38 +79,27 @@ class FlatOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, Adam's moments laid out like the flat tensors."""
-        if self.inner is None:
-            return {}
-        state = self.inner.state_dict()
-        if self._in_graphs:  # read anywhere
-            state["param_groups"] = [{**group, "capturable": False, "lr": float(group["lr"])} for group in state["param_groups"]]
-        return state
+        return {} if self.inner is None else self.inner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         if self.inner is not None:
             self.inner.load_state_dict(dict(state))
-            if self._in_graphs:
-                self.work_in_graphs()
 
 
-def clip_gradients(
-    optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True, norms: list[Tensor] | None = None
-) -> Tensor:
+def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) -> Tensor:
     """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
-    A norm that is not finite is returned as it is, for one fused check by the caller. may_read: look at the norm where that is free.
-    norms: of all gradients that are clipped together (None: of these).
+    A norm that is not finite is returned as it is, for one fused check by the caller.
     """
     gradients = [flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]
-    if norms is None:
-        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     if not norms:
         return torch.zeros(())
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        if may_read and scale.device.type == "cpu" and float(scale) == 1.0:
+        if scale.device.type == "cpu" and float(scale) == 1.0:
             return norm  # reading it costs nothing there, unlike a pass over all gradients
         for gradient in gradients:
             gradient.mul_(scale)
@@ -148,6 +125,12 @@ def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
     return flat
 
 
+def in_minibatches(order_N: Tensor, size: int) -> list[Tensor]:
+    """`order_N` in pieces of `size`; a remainder joins the last."""
+    count = max(1, len(order_N) // size)
+    return [order_N[i * size : len(order_N) if i == count - 1 else (i + 1) * size] for i in range(count)]
+
+
 def learning_mode(network: nn.Module) -> None:
     """Noise and dropout on, batch norms on their running statistics."""
     network.train()
@@ -157,36 +140,12 @@ def learning_mode(network: nn.Module) -> None:
 
 
 @torch.no_grad()
-def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor], add: Callable[[Tensor], Any] | None = None) -> None:
-    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode stands after it.
-
-    add: puts the sum over several processes in the place of a tensor; the statistics are then those of all their observations.
-    """
+def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor]) -> None:
+    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode stands after it."""
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad]
     if norms:  # a frozen body's stay as they are
         network.eval()
         for norm in norms:
-            if add is None:
-                norm.train()
-            else:
-                norm.forward = partial(_joint_norm, norm, add)
+            norm.train()
         network(obs)
-        for norm in norms if add is not None else ():
-            del norm.forward
         learning_mode(network)
-
-
-def _joint_norm(norm: nn.BatchNorm1d, add: Callable[[Tensor], Any], input: Tensor) -> Tensor:
-    """What `norm` does to (N, C, ...) in training mode, by the moments of what all processes have."""
-    rows_RC = input.transpose(0, 1).flatten(1).t().double()
-    seen_3C = torch.stack([rows_RC.sum(0), rows_RC.square().sum(0), torch.full_like(rows_RC[0], len(rows_RC))])
-    add(seen_3C)
-    mean_C, square_C, count = seen_3C[0] / seen_3C[2], seen_3C[1] / seen_3C[2], seen_3C[2, 0]
-    variance_C = (square_C - mean_C.square()).clamp_min(0)
-    assert norm.momentum is not None
-    assert norm.num_batches_tracked is not None
-    for running, value_C in ((norm.running_mean, mean_C), (norm.running_var, variance_C * count / (count - 1).clamp_min(1))):
-        assert running is not None
-        running.lerp_(value_C.to(running), norm.momentum)
-    norm.num_batches_tracked.add_(1)
-    return F.batch_norm(input, mean_C.to(input), variance_C.to(input), norm.weight, norm.bias, False, 0.0, norm.eps)

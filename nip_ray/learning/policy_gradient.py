@@ -9,6 +9,8 @@ advantage estimation (Schulman et al., "High-dimensional continuous control usin
 equation 16). One factor lambda is applied per own turn.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,16 +57,10 @@ def returns_to_go(reward_BR: Tensor, gamma: float) -> Tensor:
     return result_BR
 
 
-def normalise(advantage_N: Tensor, weight_N: Tensor | None = None) -> Tensor:
-    """(A - mean) / max(std, 1e-6); `weight_N` (0 or 1) marks the rows that count. One row alone is left as it is."""
-    if weight_N is None:
-        mean, deviation = mean_and_deviation(advantage_N)
-        return (advantage_N - mean) / deviation
-    count = weight_N.sum()
-    mean = (advantage_N * weight_N).sum() / count.clamp_min(1)
-    variance = ((advantage_N - mean).square() * weight_N).sum() / count.clamp_min(1)
-    scaled = (advantage_N - mean) / variance.sqrt().clamp_min(1e-6)
-    return torch.where(count > 1, scaled, advantage_N)
+def normalise(advantage_N: Tensor) -> Tensor:
+    """(A - mean) / max(std, 1e-6). One row alone is left as it is."""
+    mean, deviation = mean_and_deviation(advantage_N)
+    return (advantage_N - mean) / deviation
 
 
 def mean_and_deviation(advantage_N: Tensor) -> tuple[Tensor | float, Tensor | float]:
@@ -94,6 +90,64 @@ def entropy_weight(settings: OnPolicySettings, agent: str) -> float:
 def mean(x_N: Tensor, weight_N: Tensor | None) -> Tensor:
     """Mean over rows, or over those rows whose weight is 1."""
     return x_N.mean() if weight_N is None else (x_N * weight_N).sum() / weight_N.sum().clamp_min(1)
+
+
+def part(term: Tensor, weight_N: Tensor | None) -> Tensor:
+    """The mean over the rows of weight 1, as their part of the mean over all rows."""
+    return term if weight_N is None else term * weight_N.mean()
+
+
+@dataclass(frozen=True)
+class PlayedTurns:
+    """Turns that PPO learns from, each (N,): log-probability and value when they were played, scaled advantage, value target.
+
+    drawn_N: 1 for turns over which entropy and critic are means; sampled_N: for those over which the objective is one (None: all).
+    """
+
+    log_prob_N: Tensor
+    value_N: Tensor
+    advantage_N: Tensor
+    target_N: Tensor
+    drawn_N: Tensor | None = None
+    sampled_N: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PPOLoss:
+    """The three terms of PPO's loss, whose sum is minimised, and three figures of it; all scalars. distance: the critic's without its
+    coefficient."""
+
+    objective: Tensor
+    entropy: Tensor
+    critic: Tensor
+    distance: Tensor
+    kl: Tensor
+    clip_share: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """The sum of the terms."""
+        return self.objective + self.entropy + self.critic
+
+
+def ppo_loss(
+    log_prob_N: Tensor, entropy: Tensor, value_N: Tensor, played: PlayedTurns, settings: PPOSettings, beta: Tensor, bonus: float
+) -> PPOLoss:
+    """PPO's loss on N turns: the policy objective, the entropy bonus and the critic.
+
+    log_prob_N, entropy (the mean over turns, scalar), value_N: of the networks that learn. beta: the coefficient of the KL penalty, read
+    by the loss "kl_penalty" alone. bonus: the weight of the entropy.
+    """
+    actor, kl, clip_share = objective(log_prob_N, played.log_prob_N, played.advantage_N, settings, beta, played.sampled_N)
+    distance = critic(value_N, played.value_N, played.target_N, settings, played.drawn_N)
+    return PPOLoss(
+        objective=part(actor, played.sampled_N),
+        entropy=part(-bonus * entropy, played.drawn_N),
+        critic=part(settings.critic_coefficient * distance, played.drawn_N),
+        distance=distance,
+        kl=kl,
+        clip_share=clip_share,
+    )
 
 
 def objective(

@@ -67,13 +67,6 @@ class Scenario(ABC):
             setattr(self, name, getattr(self, name).to(device))
         return self
 
-    def stacked(self, networks: Mapping[str, nn.Module], value: bool) -> Any:
-        """These agents' policies, and values where `value`, as one computation of few kernels, with the methods of `play.static.Apart`.
-
-        None: there is none.
-        """
-        return None
-
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor | None:
         """(N, F, S) bool: which symbols `agent` may say in the message factors that are in play; None: all. obs: of `observe`."""
         return obs["legal"][:, None].bool() if "legal" in obs else None

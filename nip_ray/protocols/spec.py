@@ -298,25 +298,6 @@ class Protocol:
         """How many turns the verifier has before the rounds run out (the fewest over episode seeds, and over the members of a panel)."""
         return int(self.turn_table_SKAC[:, :, self.verifier_indices].any(-1).sum(1).min())
 
-    def open_schedule(self) -> str | None:
-        """Why it cannot be told in advance which turns agents may have, and that all have one before a verdict counts; None if it can."""
-        if self.verifier is None or self.panel is not None:
-            return f"the end of {self.name!r} is not one verifier's to decide"
-        if self.zero_knowledge is not None or self.chooser is not None or self.graded:
-            return "zero knowledge, roles that an agent chooses and graded verdicts look at more than turns"
-        if self.payment.per_error or self.deciders != (self.verifier,):
-            return "estimates that are paid for, and decisions of others than the verifier, are among what is computed otherwise"
-        late: set[str] = set()
-        for table in self.turns:
-            waiting = set(self.agents)
-            for r in range(self.max_rounds):
-                names = {agent for agent, _ in table[r % len(table)]}
-                waiting -= names
-                if self.verifier in names and r >= self.min_rounds - 1:
-                    break
-            late |= waiting
-        return f"{', '.join(sorted(late))} may have no turn before the verdict, raise protocol.min_rounds" if late else None
-
     def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """(role, label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for nothing."""
         found = self._amounts.get(device)

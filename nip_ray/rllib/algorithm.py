@@ -48,7 +48,6 @@ from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, a
 from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.past import PastOpponents, PastPlay
-from nip_ray.rllib.shards import dealt
 from nip_ray.rllib.shared import networks_of, scenario_of
 
 if TYPE_CHECKING:
@@ -306,17 +305,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def _update(self, name: str, played: Any, arguments: dict[str, Any]) -> list[Any]:
         """What all learners say of their `update` with these arguments, and with `played` under this name."""
         if self.learner_group.is_local:
-            learner = local_learner(self.learner_group)
-            if learner.partition is not None:
-                learner.partition.limit_s = self._hang_limit_s()
-            return [learner.update(**{name: played}, **arguments)]
-        if not self.config.shard_learners:
-            return self._foreach_learner(Update(name, ray.put(played), arguments))
-        rollout, learners = concatenate([sample.rollout for sample in played]).to("cpu"), remote_learners(self.learner_group)
-        shares = dealt(rollout.num_copies, len(learners), self.config.seed, self.train_iteration)
-        arguments = {**arguments, "env_steps": rollout.env_steps()}
-        updates = [Update(name, ray.put([RolloutSamples(rollout.copies(share), 0)]), arguments) for share in shares]
-        return ask_learners(learners, updates, range(len(learners)), self._hang_limit_s())
+            return [local_learner(self.learner_group).update(**{name: played}, **arguments)]
+        return self._foreach_learner(Update(name, ray.put(played), arguments))
 
     def _learned(self, results: list[Any], learned: Iterable[str]) -> dict[str, float]:
         """What all learners say of an update, as flat metrics: means over learners, of the agents in `learned` alone.
@@ -326,7 +316,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         flat: dict[str, float] = {}
         for agent in sorted(set().union(*results) & set(learned)):
             for name in dict.fromkeys(name for result in results for name in result.get(agent, {})):
-                values = [float(_peek(result[agent][name])) for result in results if name in result.get(agent, {})]
+                found = [result[agent][name] for result in results if name in result.get(agent, {})]
+                values = [float(value.peek() if hasattr(value, "peek") else value) for value in found]
                 if not name.startswith("num_"):  # RLlib counts parameters, once
                     flat[f"learn/{agent}/{name}"] = fmean(values)
         self.metrics.aggregate(results[:1], key=LEARNER_RESULTS)
@@ -506,7 +497,3 @@ def _learners_said() -> Iterator[None]:
         raise LearnerLost(f"a learner was lost while it was made ({first_words(str(error))})") from error
     except RayError as error:
         raise TrainingError(f"a learner cannot be made: {said(error)}") from error
-
-
-def _peek(value: Any) -> Any:
-    return value.peek() if hasattr(value, "peek") else value

@@ -37,11 +37,6 @@ def weights_of(data: AgentData, own: Tensor) -> tuple[Tensor | None, Tensor | No
     return None if drawn_K is None else drawn_K.to(to), None if sampled_K is None else sampled_K.to(to)
 
 
-def part(term: Tensor, weight_K: Tensor | None) -> Tensor:
-    """The mean over the turns of weight 1, as their part of the mean over all turns."""
-    return term if weight_K is None else term * weight_K.mean()
-
-
 def further_terms(
     policy: Policy, log_policy: LogPolicy, data: AgentData, own: Tensor, all_rows: Tensor, normalize: bool, clip: float | None
 ) -> dict[str, Tensor]:

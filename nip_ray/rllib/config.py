@@ -64,7 +64,6 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.schedules: dict[str, UpdateSchedule] = {}
         self.total_iterations = 1
         self.max_staleness = 0
-        self.shard_learners = False
         self.env_runner_cls = ProtocolEnvRunner
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 256
@@ -107,7 +106,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.multi_agent(policies=set(agents), policy_mapping_fn=agent_is_module)
         self.rl_module(rl_module_spec=module_spec(copy.deepcopy(dumped), agents))
         self.total_iterations = made.iterations
-        self.max_staleness, self.shard_learners = made.play.max_staleness, made.learners.shard
+        self.max_staleness = made.play.max_staleness
         self.debugging(seed=made.seed, log_sys_usage=False)  # its thread holds up the end of every run
         return self
 
@@ -215,13 +214,12 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """The experiment with what this config says otherwise. Raises UserError for a setting of a wrong type or out of bounds."""
         experiment = self.env_config["experiment"]
         play = {"num_env_runners": self.num_env_runners, "num_copies": self.num_envs_per_env_runner, "max_staleness": self.max_staleness}
-        learners = {"num_learners": self.num_learners, "shard": self.shard_learners}
         changed = {
             "algorithm": asdict(self.settings()),
             "play": {**experiment["play"], **play},
-            "learners": {**experiment["learners"], **learners},
+            "learners": {**experiment["learners"], "num_learners": self.num_learners},
         }
-        return cast(ExperimentConfig, config_from_dict({**experiment, **changed}, complete=False))
+        return cast(ExperimentConfig, config_from_dict({**experiment, **changed}))
 
     def _hand_on_seed(self) -> None:
         """Every draw comes from the experiment's seed, in env runners, learners and new networks: make it this config's."""

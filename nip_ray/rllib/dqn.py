@@ -409,7 +409,7 @@ class DQNLearner(ProtocolLearner):
             update_target(self.targets[role], network, own.target_tau)
         optimizer.set_learning_rate(rate_at(own.lr, step))
         beta = rate_at(settings.importance, step) if settings.prioritised else 1.0
-        sample = self.replay[role].sample(own.batch_size, generator(self.experiment["seed"], "replay", role, step), beta)
+        sample = self.replay[role].sample(own.batch_size, generator(self.seed, "replay", role, step), beta)
         world, rank = self._world()
         mine = slice(rank, None, world)
         rows = {name: part[mine].to(self.device) for name, part in sample.rows.items()}

@@ -42,15 +42,14 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.metrics.stats import MeanStats
 from torch import Tensor, nn
 
-from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes, play_rollout
+from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes
 from nip_ray.play.exploration import Exploration, explore
 from nip_ray.play.lookahead import lookahead
 from nip_ray.play.rollout import Rollout, RolloutSamples
-from nip_ray.play.static import StaticPlay
 from nip_ray.rllib.compat import wanted
 from nip_ray.rllib.past import PastPlay
 from nip_ray.rllib.protocol_env import ProtocolEnv
-from nip_ray.rllib.shared import fixed_shapes, scenario_of, searching
+from nip_ray.rllib.shared import scenario_of, searching
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.search import share_at
 
@@ -90,7 +89,6 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.module: Any = None
         self.play: BatchedPlay | None = None
         self.frozen: dict[tuple[str, int], nn.Module] = {}  # who plays snapshots
-        self._static: tuple[Any, StaticPlay | None] | None = None  # play in fixed shapes, of these modules
         self.iteration = 0
         self.evaluated = 0  # episodes since an evaluation began
         self.weights_seq_no = 0
@@ -176,11 +174,11 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         ids = instance_ids(self.play.scenario, self.config.split(), seed, first, copies)
         noise = generator(seed, "play", iteration, share, device=self.play.device) if explore else None
         seeds = episode_seeds(seed, first, copies)
-        extra = {"every_verdict": self.config.learns_from_every_verdict()}
+        extra: dict[str, Any] = {"every_verdict": self.config.learns_from_every_verdict()}
         if self.searchers and explore:
             episodes = share_at(self.search, iteration, self.config.total_iterations)
             extra["search"] = lookahead(self.play, self.search, self.searchers, episodes, copies, seed, iteration, share)
-        return self._played_with(past, ids, seeds, noise, extra) if past or any(extra.values()) else self._played(ids, seeds, noise)
+        return self._played(ids, seeds, noise, past, **extra)
 
     def play_evaluation(self, copies: int, explore: bool) -> Rollout:
         """The next episodes of this runner in an evaluation: of all runners', every n-th one, whatever the others are asked for."""
@@ -192,19 +190,8 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.evaluated += copies
         return self._played(ids, episode_seeds(stable_seed(seed, "evaluation", share), first, copies), noise)
 
-    def _played(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
-        with _evaluated(self.networks()) as networks:
-            if self._static is None or self._static[0] is not self.module:
-                fixed = fixed_shapes(self.experiment, self.play.scenario, networks, self.device)
-                self._static = self.module, StaticPlay(self.play, networks, self.skip_silent_messages) if fixed else None
-            if self._static[1] is not None:
-                return self._static[1](id_B, seed_B, noise)
-            return play_rollout(self.play, networks, id_B, seed_B, noise, self.skip_silent_messages)
-
-    def _played_with(
-        self, past: PastPlay | None, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None, extra: Mapping[str, Any]
-    ) -> Rollout:
-        """As `_played`, with snapshots in the place of some networks, if there are any. extra: see `play_episodes`."""
+    def _played(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None, past: PastPlay | None = None, **extra: Any) -> Rollout:
+        """Episodes played by the networks, with snapshots in the place of some if there are any. extra: see `play_episodes`."""
         with _evaluated(self.networks()) as networks:
             players = {agent: Player(network, noise) for agent, network in networks.items()}
             if past is None:

@@ -5,8 +5,6 @@ Decisions that matter here:
 - minibatches are joint: one permutation of copies for all modules, so that agents stay in lock-step;
 - every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch; gradients
   of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
-- with shards (`learners.shard`) each sees its own copies alone; see `nip_ray.rllib.shards`. Agents may learn in processes of their own
-  (`learners.partition`; see `nip_ray.rllib.partition`);
 - plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same seeds;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
   whether everything stayed finite is asked once per update;
@@ -16,13 +14,14 @@ Decisions that matter here:
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from ray.rllib.core import ALL_MODULES
@@ -33,15 +32,13 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED, NUM_ENV_STEPS_TRAINED
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
-from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients, in_minibatches, learning_mode, refresh_norms
 from nip_ray.learning.policy_gradient import mean_and_deviation, own_turn_advantages
 from nip_ray.learning.verdicts import Verdicts, taught_turns
-from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, own_rows
+from nip_ray.play.rollout import AgentRows, Rollout, RolloutSamples, concatenate, final_rows, own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
-from nip_ray.rllib.partition import Norms, mapped, partition_of
-from nip_ray.rllib.shards import JointRows, joint_rows, own_order, own_places
-from nip_ray.rllib.shared import fixed_shapes, scenario_of
+from nip_ray.rllib.shared import scenario_of
 from nip_ray.rllib.similarity import Compared, compared_turns, similarity_losses
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.ppo import OnPolicySettings
@@ -53,26 +50,20 @@ Metrics = Mapping[str, Tensor]
 @dataclass(frozen=True)
 class Prepared:
     """What an update learns from. agents: agent -> its data, with its `AgentRows` as `rows`; metrics: agent -> what is logged once per
-    update; compared: under zero knowledge, the turns whose similarity is paid for; joint: what learners with shards hold between them
-    (`update` fills these two in)."""
+    update; compared: under zero knowledge, the turns whose similarity is paid for (`update` fills it in)."""
 
     agents: Mapping[str, Any]
     metrics: Mapping[str, Metrics] = field(default_factory=dict)
     compared: Compared | None = None
-    joint: JointRows | None = None
-
-    @property
-    def present(self) -> Iterable[str]:
-        """The agents that have rows, here or in the shard of another learner: on all learners the same ones."""
-        return self.agents if self.joint is None else self.joint.agents
 
 
 @dataclass(frozen=True)
 class JointMinibatch:
-    """The copies of one joint minibatch: those that this learner works on, and all of them that it has. number: counted from 0 in an
-    update."""
+    """The copies of one joint minibatch: those that this learner works on, and all of them. number: counted from 0 in an update;
+    iteration: whose update, which seeds what is drawn in it."""
 
     number: int
+    iteration: int
     all_copies: Tensor
     own_copies: Tensor
 
@@ -98,33 +89,48 @@ class Step:
     sums: Tensor | None = None
 
 
-class ProtocolLearner(WithoutDDP, TorchLearner):
-    """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`)."""
+class RuleSettings(Protocol):
+    """The settings that every learner reads. Those with `clip_gradients`, `minibatch_copies` or `optimizer` are honoured in these, too."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def num_epochs(self) -> int: ...
+    @property
+    def minibatch_size(self) -> int: ...
+    @property
+    def max_grad_norm(self) -> float | None: ...
+
+
+S = TypeVar("S", bound=RuleSettings)
+
+
+class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
+    """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`).
+
+    S: the class of its settings. updated: the agents that learn in this update.
+    """
 
     def build(self) -> None:
         """Modules, optimizers, and whose update this is."""
         super().build()
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
-        self.experiment: dict[str, Any] = self.config.env_config["experiment"]
-        self.scenario: Scenario = scenario_of(self.experiment, self.device)
+        experiment = self.config.env_config["experiment"]
+        self.seed: int = experiment["seed"]
+        self.scenario: Scenario = scenario_of(experiment, self.device)
         order = sorted(self.module.keys(), key=self.scenario.protocol.agents.index)  # RLlib's is that of a set
         self.networks: dict[str, nn.Module] = {agent: self.module[agent].unwrapped().network for agent in order}
         self.optimizers = {agent: self.optimizers[agent] for agent in order if agent in self.optimizers}
-        self.updated: frozenset[str] = frozenset()  # who learns in this update
-        self.update_iteration = 0  # what seeds this update
-        self.norms: Norms | None = None  # of a step whose agents learn in several processes
+        self.updated: frozenset[str] = frozenset()
         self.averages: dict[str, dict[str, Tensor]] = {}  # by agent, over iterations; with `average_weights`, after the first
-        self.partition = partition_of(self)
-        drawn_alone = getattr(self.settings, "verdict_gradient", "sampled") == "sampled"  # in force, whatever the experiment says
-        self.fixed = drawn_alone and fixed_shapes(self.experiment, self.scenario, self.networks, self.device)
 
     # ------------------------------------------------------------------------------------------------ for subclasses
 
     remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"  # of figures that are not finite
 
     @cached_property
-    def settings(self) -> Any:
-        """The algorithm's settings (lr, num_epochs, minibatch_size, max_grad_norm, clip_gradients ...), put together once."""
+    def settings(self) -> S:
+        """The algorithm's settings, put together once."""
         return self.config.settings()
 
     @abstractmethod
@@ -140,30 +146,24 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
 
     def losses(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Loss]:
         """The loss of each agent: the share of this learner's copies in the mean over the whole minibatch."""
-        found, joint, none = {}, prepared.joint, minibatch.all_copies[:0]
-        for agent in prepared.present:
-            data = prepared.agents.get(agent)
-            own = all_rows = none if data is None else data.rows.of_copies(minibatch.all_copies)
-            if data is not None and len(minibatch.own_copies) < len(minibatch.all_copies):
+        found = {}
+        for agent, data in prepared.agents.items():
+            own = all_rows = data.rows.of_copies(minibatch.all_copies)
+            if len(minibatch.own_copies) < len(minibatch.all_copies):
                 own = data.rows.of_copies(minibatch.own_copies)
-            total = len(all_rows) if joint is None else joint.count[agent][minibatch.number]
-            if data is not None and joint is not None:
-                data = replace(data, moments=joint.moments[agent][minibatch.number])
             if len(own):
                 loss = self.agent_loss(agent, data, own, all_rows)
-                found[agent] = replace(loss, value=loss.value * (len(own) / total))
-            elif total:  # another learner has rows: take part in the step
+                found[agent] = replace(loss, value=loss.value * (len(own) / len(all_rows)))
+            elif len(all_rows):  # another learner has rows: take part in the step
                 found[agent] = Loss(torch.zeros((), device=self.device))
-        for agent, value in self.similarity_losses(prepared, minibatch).items():
-            found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
+        if prepared.compared is not None:
+            for agent, value in self.similarity_losses(prepared.compared, minibatch).items():
+                found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
         return found
 
-    def similarity_losses(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Tensor]:
-        """Under zero knowledge, what the two agents that are compared follow besides."""
-        if prepared.compared is None:
-            return {}
-        joint, compared = prepared.joint, prepared.compared
-        total = compared.turns(minibatch.all_copies) if joint is None else joint.compared[minibatch.number]
+    def similarity_losses(self, compared: Compared, minibatch: JointMinibatch) -> dict[str, Tensor]:
+        """What the two agents that are compared under zero knowledge follow besides."""
+        total = compared.turns(minibatch.all_copies)
         return similarity_losses(compared, self.networks, minibatch.own_copies, total, self.updated)
 
     def minibatch_step(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Step]:
@@ -180,17 +180,16 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
             self.optimizers[agent].set_gradients([next(gradients, None) for _ in self.optimizers[agent].parameters])
         self._all_reduce(losses)
         norms = self._step(losses)
-        return {agent: Step(_detached(loss.metrics), norms[agent], loss.sums) for agent, loss in losses.items()}
+        return {
+            agent: Step({name: value.detach() for name, value in loss.metrics.items()}, norms[agent], loss.sums)
+            for agent, loss in losses.items()
+        }
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
         """Called after each minibatch with the steps that it led to."""
 
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
         """Called after the last minibatch with the steps of all of them."""
-
-    def fixed_update(self, rollout: Rollout) -> tuple[Mapping[str, Metrics], Mapping[str, list[Step]]]:
-        """The update in fixed shapes (``runtime.static_shapes``): what is logged once, and the mean of all steps."""
-        raise NotImplementedError(f"{type(self).__name__} learns in no fixed shapes")
 
     def rounds_per_copy(self, rollout: Rollout) -> int:
         """Frames that a copy counts as, in ``minibatch_size``."""
@@ -199,79 +198,60 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     # --------------------------------------------------------------------------------------------------- the update
 
     @override(Learner)
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Learn from ``episodes`` (or ``training_data.episodes``): a list of `RolloutSamples`; with shards this learner's alone.
+    def update(
+        self,
+        *,
+        episodes: Sequence[RolloutSamples] | None = None,
+        training_data: Any = None,
+        iteration: int | None = None,
+        lr: float | None = None,
+        updated: Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Learn from `episodes` (or ``training_data.episodes``).
 
-        iteration: seeds the permutations. lr: base learning rate from now on. updated: the agents that learn now (None: all); the
-        others' weights, gradients and optimizers are not touched. env_steps: of all learners (None: of these episodes). Raises
-        TrainingError when a gradient is not finite; the caller's last checkpoint then still holds the last good weights.
+        iteration: seeds the permutations (None: counts the updates). lr: base learning rate from now on. updated: the agents that learn
+        now (None: all); the others' weights, gradients and optimizers are not touched. Raises TrainingError when a gradient is not
+        finite; the caller's last checkpoint then still holds the last good weights.
         """
-        training_data = kwargs.get("training_data")
-        samples = kwargs.get("episodes") or (training_data.episodes if training_data is not None else None)
+        samples = episodes or (training_data.episodes if training_data is not None else None)
         if not samples:
             raise ValueError("ProtocolLearner.update needs episodes=[RolloutSamples, ...]")
         rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self.device)
-        iteration = self.update_iteration = kwargs.get("iteration", weights_number(self))
+        iteration = weights_number(self) if iteration is None else iteration
         number_weights(self, weights_number(self) + 1)
-        lr, updated = kwargs.get("lr"), kwargs.get("updated")
         self.set_learning_rates(self.settings.lr if lr is None else lr)
         self.updated = frozenset(self.optimizers if updated is None else updated) & set(self.optimizers)
-        env_steps = kwargs.get("env_steps") or rollout.env_steps()
         if not self.updated:
-            return self._results({}, {}, env_steps, iteration)
+            return self._results({}, {}, rollout.env_steps(), iteration)
         for network in self.networks.values():
             learning_mode(network)
-        if self.fixed:
-            found = self.fixed_update(rollout)
-        elif self.partition is not None:
-            found = self.partition.learn(rollout, iteration, self.settings.lr if lr is None else lr)
-        else:
-            found = self.learn(rollout, iteration)
-        if (decay := getattr(self.settings, "average_weights", None)) is not None:
-            average_into(self.averages, self.networks, decay)
-        return self._results(*found, env_steps, iteration)
-
-    def learn(self, rollout: Rollout, iteration: int) -> tuple[dict[str, Metrics], dict[str, list[Step]]]:
-        """All minibatches, for the agents in `self.updated`: what is logged once, and the steps of each."""
-        prepared = replace(self.prepare(rollout), compared=compared_turns(self.scenario, rollout))
-        minibatches = self.minibatches(rollout, iteration)
-        if self._has_shard():
-            minibatches = list(minibatches)
-            prepared = replace(prepared, joint=self._joint_rows(prepared, minibatches))
+        prepared = self.prepare(rollout)
+        if (extra := self.scenario.protocol.zero_knowledge) is not None:
+            prepared = replace(prepared, compared=compared_turns(self.scenario, rollout, extra))
         steps: dict[str, list[Step]] = {}
         with self._seeded_noise(iteration):
-            for minibatch in minibatches:
+            for minibatch in self.minibatches(rollout, iteration):
                 found = self.minibatch_step(prepared, minibatch)
                 self.after_minibatch(prepared, found)
                 for agent, step in found.items():
                     steps.setdefault(agent, []).append(step)
-        joint = prepared.joint
-        for agent in self.updated & prepared.agents.keys() if joint is None else sorted(joint.everywhere):  # the same on every learner
-            refresh_norms(self.networks[agent], prepared.agents[agent].rows.obs, None if joint is None else torch.distributed.all_reduce)
+        for agent in self.updated & prepared.agents.keys():
+            refresh_norms(self.networks[agent], prepared.agents[agent].rows.obs)
         self.after_update(prepared, steps)
-        return dict(prepared.metrics), steps
+        if (decay := getattr(self.settings, "average_weights", None)) is not None:
+            average_into(self.averages, self.networks, decay)
+        return self._results(prepared.metrics, steps, rollout.env_steps(), iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
         """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder joins the last."""
-        (world, rank), seed = self._world(), self.experiment["seed"]
-        num_copies = rollout.num_copies * (world if self._has_shard() else 1)
-        wanted = getattr(self.settings, "minibatch_copies", None) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
-        size = max(1, min(num_copies, wanted))
-        count = num_copies // size
-        bounds = [(i * size, num_copies if i == count - 1 else (i + 1) * size) for i in range(count)]
-        permute = generator(seed, "minibatches", iteration)
-        for epoch in range(self.settings.num_epochs):
-            if self._has_shard():
-                order = own_order(rollout.num_copies, seed, iteration, epoch, rank).to(self.device)
-            else:
-                order = torch.randperm(num_copies, generator=permute).to(self.device)
-            for i, (first, last) in enumerate(bounds):
-                if self._has_shard():
-                    copies = own = order[own_places(first, last, world, rank)]
-                else:
-                    copies = order[first:last]
-                    own = copies[rank::world]
-                yield JointMinibatch(epoch * count + i, copies, own)
+        (world, rank), number = self._world(), itertools.count()
+        copies = getattr(self.settings, "minibatch_copies", None) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
+        permute = generator(self.seed, "minibatches", iteration)
+        for _ in range(self.settings.num_epochs):
+            order = torch.randperm(rollout.num_copies, generator=permute).to(self.device)
+            for all_copies in in_minibatches(order, max(1, copies)):
+                yield JointMinibatch(next(number), iteration, all_copies, all_copies[rank::world])
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
@@ -295,13 +275,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         """Take what `state` holds. Unlike stock learners, older weights are taken too: a restore means what it says."""
         number_weights(self, -1)
         super().set_state(state)
-
-    @override(Learner)
-    def shutdown(self) -> None:
-        """End the processes in which agents learn."""
-        if self.partition is not None:
-            self.partition.close()
-        super().shutdown()
 
     # ------------------------------------------------------------------------------------------------- for checkpoints
 
@@ -345,7 +318,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         self.averages = {agent: {k: v.detach().to(device, copy=True) for k, v in own.items()} for agent, own in averages.items()}
 
     def extra_state(self) -> dict[str, Any]:
-        """What an algorithm keeps between updates beside weights and optimizers (with `learners.partition`: name -> agent -> value)."""
+        """What an algorithm keeps between updates beside weights and optimizers."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
@@ -357,7 +330,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     def _seeded_noise(self, iteration: int) -> Iterator[None]:
         """Noise and dropout draw from torch's global generators: seeded by iteration and learner here, and left as they were."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(stable_seed(self.experiment["seed"], "learning noise", iteration, self._world()[1]))
+            torch.manual_seed(stable_seed(self.seed, "learning noise", iteration, self._world()[1]))
             yield
 
     def set_learning_rates(self, lr: float) -> None:
@@ -373,9 +346,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     def _step(self, agents: Iterable[str]) -> dict[str, Tensor]:
         """Clip the gradients of these agents and take a step of each; their norms before."""
         stepping, limit = {agent: self.optimizers[agent] for agent in agents}, self.settings.max_grad_norm
-        if self.settings.clip_gradients == "joint":
-            all_norms = None if self.norms is None else self.norms(stepping, self.optimizers)
-            norms = dict.fromkeys(stepping, clip_gradients(stepping.values(), limit, norms=all_norms))
+        if getattr(self.settings, "clip_gradients", "agent") == "joint":
+            norms = dict.fromkeys(stepping, clip_gradients(stepping.values(), limit))
         else:
             norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in stepping.items()}
         for optimizer in stepping.values():
@@ -387,32 +359,14 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
             return 1, 0
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
 
-    def _has_shard(self) -> bool:
-        return self.distributed and self.config.shard_learners
-
-    def _sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all learners, in place."""
-        if self.distributed:
-            torch.distributed.all_reduce(tensor)
-        return tensor
-
-    def _joint_rows(self, prepared: Prepared, minibatches: Sequence[JointMinibatch]) -> JointRows:
-        """What the minibatches hold of all learners together."""
-        agents = [agent for agent in self.scenario.protocol.agents if agent in self.updated]
-        own = {
-            agent: [data.advantage_N[data.rows.of_copies(minibatch.own_copies)] for minibatch in minibatches]
-            for agent, data in prepared.agents.items()
-        }
-        compared = [0 if prepared.compared is None else prepared.compared.turns(minibatch.own_copies) for minibatch in minibatches]
-        return joint_rows(agents, own, compared, self._world()[0], self._sum, self.device)
-
     def _all_reduce(self, agents: Iterable[str]) -> None:
         if not self.distributed:
             return
         flats = [flat for agent in agents for flat in self.optimizers[agent].flats]
         if not flats:
             return
-        joint = self._sum(torch.cat([flat.grad for flat in flats]))
+        joint = torch.cat([flat.grad for flat in flats])
+        torch.distributed.all_reduce(joint)
         for flat, piece in zip(flats, joint.split([flat.numel() for flat in flats]), strict=True):
             flat.grad = piece
 
@@ -452,10 +406,6 @@ def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
     return math.inf if all(bool(torch.isfinite(step.norm)) for step in steps) else len(steps)
 
 
-def _detached(metrics: Metrics) -> Metrics:
-    return {name: value.detach() for name, value in metrics.items()}
-
-
 def average_into(averages: dict[str, dict[str, Tensor]], networks: Mapping[str, nn.Module], decay: float) -> None:
     """Move each average towards the current weights by 1 - decay (Polyak and Juditsky 1992, with exponential weights); what does not
     exist yet begins as a copy of them. Integer buffers are copied.
@@ -471,7 +421,11 @@ def average_into(averages: dict[str, dict[str, Tensor]], networks: Mapping[str, 
 
 def cpu_copy(state: Any) -> Any:
     """A detached copy of a nested state on the CPU."""
-    return mapped(state, Tensor, lambda x: x.detach().cpu().clone())
+    if isinstance(state, Tensor):
+        return state.detach().cpu().clone()
+    if isinstance(state, Mapping):
+        return {key: cpu_copy(value) for key, value in state.items()}
+    return [cpu_copy(value) for value in state] if isinstance(state, list | tuple) else state
 
 
 # ------------------------------------------------------------------------- what most rules make of a rollout first
@@ -481,7 +435,6 @@ def cpu_copy(state: Any) -> Any:
 class AgentData:
     """One agent's rows with old values, advantages and value targets, each (N,).
 
-    moments: (2,) mean and deviation of the advantages of a minibatch of which other learners have rows, too; None where all are here.
     weight_N: how much likelier what was done is under the weights of now than under those that played; None where they are the same.
     y_N, verdicts: of a decider under ``verdict_gradient`` label and expected, the labels, and all decisions of its turns; else None.
     only_taught: every turn was found by a search, which says all there is to learn: values, advantages and targets are 0.
@@ -491,7 +444,6 @@ class AgentData:
     value_N: Tensor
     advantage_N: Tensor
     target_N: Tensor
-    moments: Tensor | None = None
     weight_N: Tensor | None = None
     y_N: Tensor | None = None
     verdicts: Verdicts | None = None
@@ -579,15 +531,11 @@ def explained_variance(data: AgentData) -> Tensor:
 def normalised(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
     """The advantages of the rows `own` by `scale_of` the minibatch."""
     middle, deviation = scale_of(data, all_rows)
-    advantage_K = data.advantage_N[own] if data.moments is None else data.advantage_N[own].double()
-    return ((advantage_K - middle) / deviation).to(data.advantage_N.dtype)
+    return (data.advantage_N[own] - middle) / deviation
 
 
 def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
     """Mean and deviation of the advantages of a whole minibatch, whoever has its rows, over turns that the agent's network played."""
-    if data.moments is not None:
-        mean, deviation = data.moments
-        return mean, deviation
     if data.rows.taught_NFS is not None:
         all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
     return mean_and_deviation(data.advantage_N[all_rows])

@@ -20,14 +20,12 @@ from torch import Tensor, nn
 
 from nip_ray.learning.groups import learning_mode
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, next_beta, next_lr, objective
+from nip_ray.learning.policy_gradient import PlayedTurns, entropy_weight, mean, next_beta, next_lr, ppo_loss
 from nip_ray.play.rollout import Rollout
-from nip_ray.play.static_update import StaticUpdate
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
-from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
+from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
-from nip_ray.seeding import generator
 from nip_ray.settings.ppo import PPOSettings
 
 _LARGEST_LOG_WEIGHT = math.log(2.0)  # of what older weights played; the bound that REINFORCE has by default
@@ -62,7 +60,7 @@ class ProtocolPPO(ProtocolAlgorithm):
         return ProtocolPPOConfig()
 
 
-class PPOLearner(ProtocolLearner):
+class PPOLearner(ProtocolLearner[PPOSettings]):
     """Independent PPO learners, one per agent, updated in lock-step."""
 
     def build(self) -> None:
@@ -70,7 +68,6 @@ class PPOLearner(ProtocolLearner):
         super().build()
         self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self.device) for agent in self.networks}
         self.lr = {agent: self.own_lr(agent, self.settings.lr) for agent in self.optimizers}
-        self.made: dict[tuple[str, ...], StaticUpdate] = {}  # by who learns
 
     def set_learning_rates(self, lr: float) -> None:
         """The base learning rate, or each agent's own where it adapts."""
@@ -100,26 +97,6 @@ class PPOLearner(ProtocolLearner):
                 metrics[agent]["lr"] = torch.tensor(self.lr[agent])
         return Prepared(agents, metrics)
 
-    def fixed_update(self, rollout: Rollout) -> tuple[Mapping[str, Mapping[str, Tensor]], Mapping[str, list[Step]]]:
-        """All agents' minibatches as one computation; see `play.static_update`."""
-        agents = tuple(agent for agent in self.scenario.protocol.agents if agent in self.updated)
-        if agents not in self.made:
-            self.made[agents] = StaticUpdate(self.scenario, agents, self.networks, self.optimizers, self.settings)
-        permute = generator(self.experiment["seed"], "minibatches", self.update_iteration)
-        order_EB = torch.stack([torch.randperm(rollout.num_copies, generator=permute) for _ in range(self.settings.num_epochs)])
-        with self._seeded_noise(self.update_iteration):
-            found = self.made[agents](rollout, order_EB.to(self.device), torch.stack([self.beta[agent] for agent in agents]))
-        once: dict[str, dict[str, Tensor]] = {}
-        for i, agent in enumerate(agents):
-            once[agent] = {"explained_variance": found.explained[i]}
-            if self.settings.loss == "kl_penalty":
-                once[agent]["kl_beta"], self.beta[agent] = self.beta[agent], found.beta[i]
-            if self.settings.adaptive_lr:
-                once[agent]["lr"] = torch.tensor(self.lr[agent])
-                self.lr[agent] = next_lr(self.lr[agent], float(found.divergence[i]), self.settings)
-        means = {agent: {name: value_A[i] for name, value_A in found.metrics.items()} for i, agent in enumerate(agents)}
-        return once, {agent: [Step(means[agent], found.norm[i])] for i, agent in enumerate(agents)}
-
     def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
         """The PPO loss; advantages are normalised over all rows of the minibatch, whoever works on them.
 
@@ -141,34 +118,30 @@ class PPOLearner(ProtocolLearner):
             advantage_N = advantage_N * data.weight_N[own]
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
         drawn_N, sampled_N = weights_of(data, own)  # what the rule's terms are means over: all turns where there is nothing else
-        actor, kl, clip_share = objective(log_prob_N, old_log_prob_N, advantage_N, settings, self.beta[agent], sampled_N)
-        actor = part(actor, sampled_N)
         message, decision = mean(log_policy.message_entropy(), drawn_N), mean(log_policy.decision_entropy(), drawn_N)
-        entropy = message + decision
-        critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings, drawn_N)
-        critic_loss = part(critic_loss, drawn_N)
-        entropy_loss = part(-entropy_weight(settings, agent) * entropy, drawn_N)
+        played = PlayedTurns(old_log_prob_N, data.value_N[own], advantage_N, data.target_N[own], drawn_N, sampled_N)
+        loss = ppo_loss(log_prob_N, message + decision, value_N, played, settings, self.beta[agent], entropy_weight(settings, agent))
         further = further_terms(policy, log_policy, data, own, all_rows, settings.normalize_advantage, settings.clip_epsilon)
         metrics = {
-            "objective": actor,
-            "entropy_loss": entropy_loss,
-            "critic": critic_loss,
-            "entropy": entropy,
+            "objective": loss.objective,
+            "entropy_loss": loss.entropy,
+            "critic": loss.critic,
+            "entropy": message + decision,
             "message_entropy": message,
             "decision_entropy": decision,
-            "kl": kl,
-            "clip_share": clip_share,
+            "kl": loss.kl,
+            "clip_share": loss.clip_share,
             "value_error": mean((value_N - data.target_N[own]).abs(), drawn_N),
             **further,
         }
         moves = settings.loss == "kl_penalty" or settings.adaptive_lr
         log_ratio_N = (log_prob_N - old_log_prob_N).detach()
         sums = _divergence(log_ratio_N if sampled_N is None else log_ratio_N[sampled_N > 0]) if moves else None
-        return Loss(sum(further.values(), actor + entropy_loss + critic_loss), metrics, sums)
+        return Loss(sum(further.values(), loss.value), metrics, sums)
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
         """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""
-        if self.settings.loss != "kl_penalty" or not prepared.present:
+        if self.settings.loss != "kl_penalty" or not prepared.agents:
             return
         seen = {agent: [step] for agent, step in steps.items()}
         for agent, (total, _, count) in self._over_learners(seen, prepared).items():
@@ -177,7 +150,7 @@ class PPOLearner(ProtocolLearner):
 
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
         """Move the adaptive learning rates, by the mean divergence of the update."""
-        if not self.settings.adaptive_lr or not prepared.present:
+        if not self.settings.adaptive_lr or not prepared.agents:
             return
         for agent, (_, total, count) in self._over_learners(steps, prepared).items():
             if count > 0:
@@ -189,7 +162,6 @@ class PPOLearner(ProtocolLearner):
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `extra_state`."""
-        self.made.clear()  # CUDA graphs know the optimizers' former state
         self.beta = {agent: torch.tensor(value, device=self.device) for agent, value in state["kl_beta"].items()}
         self.lr = {**self.lr, **state.get("lr", {})}
 
@@ -197,11 +169,11 @@ class PPOLearner(ProtocolLearner):
         """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of them."""
         nothing = torch.zeros(3, device=self.device)
         seen_A3 = torch.stack(
-            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.present]
+            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.agents]
         )
         if self.distributed:
             torch.distributed.all_reduce(seen_A3)
-        return dict(zip(prepared.present, seen_A3.unbind(), strict=True))
+        return dict(zip(prepared.agents, seen_A3.unbind(), strict=True))
 
 
 @torch.no_grad()

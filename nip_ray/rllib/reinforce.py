@@ -14,10 +14,10 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, returns_to_go, score_loss
+from nip_ray.learning.policy_gradient import critic, entropy_weight, mean, part, returns_to_go, score_loss
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
-from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, part, weights_of
+from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import (
     AgentData,
@@ -58,7 +58,7 @@ class Reinforce(ProtocolAlgorithm):
         return ReinforceConfig()
 
 
-class ReinforceLearner(ProtocolLearner):
+class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
     """Independent REINFORCE learners, one per agent, updated in lock-step."""
 
     @torch.no_grad()

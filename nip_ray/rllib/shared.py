@@ -14,9 +14,7 @@ from nip_ray.config.keys import path_kind
 from nip_ray.config.members import ADDED
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.search_rules import searchers
-from nip_ray.errors import UserError
 from nip_ray.play.scenario import Scenario
-from nip_ray.play.static import static_misfit
 from nip_ray.protocols import PROTOCOLS
 from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.scenarios.registry import SCENARIOS, build_agents, played_scenario
@@ -33,25 +31,6 @@ def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") 
     import_plugins(experiment.get("plugins", ()))
     text = json.dumps({part: experiment[part] for part in _PARTS if part in experiment}, sort_keys=True)
     return _scenario(text, str(device), _registered(experiment), marks(*_files(experiment.get("scenario", {}))))
-
-
-def fixed_shapes(experiment: dict[str, Any], scenario: Scenario, networks: Mapping[str, nn.Module], device: torch.device) -> bool:
-    """Whether play and PPO's update run in fixed shapes (see `play.static`): as ``runtime.static_shapes`` says; unsaid, on a GPU.
-
-    Raises UserError where they are asked for and cannot be had.
-    """
-    wanted = experiment["runtime"]["static_shapes"]
-    if wanted is False or (wanted is None and device.type != "cuda"):
-        return False
-    rule, opponents, learners = experiment["algorithm"]["name"], experiment["opponents"], experiment["learners"]["num_learners"]
-    ahead = experiment["play"]["max_staleness"]  # what corrects for it works on rows of turns that were taken
-    beyond = experiment["search"] is not None or experiment["algorithm"].get("verdict_gradient", "sampled") != "sampled"
-    if rule != "ppo" or opponents is not None or learners > 1 or ahead or beyond:  # refused before, where they were asked for
-        return False
-    misfit = static_misfit(scenario, networks)
-    if misfit and wanted:
-        raise UserError(f"runtime.static_shapes: {misfit}; leave it out")
-    return misfit is None
 
 
 def searching(experiment: dict[str, Any]) -> tuple[SearchSettings | None, tuple[str, ...]]:

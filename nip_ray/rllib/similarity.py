@@ -33,11 +33,8 @@ class Compared:
         return len(self.adversary.beside(self.simulator, copies)[0])
 
 
-def compared_turns(scenario: Scenario, rollout: Rollout) -> Compared | None:
-    """What there is to compare in `rollout`; None without zero knowledge."""
-    extra = scenario.protocol.zero_knowledge
-    if extra is None:
-        return None
+def compared_turns(scenario: Scenario, rollout: Rollout, extra: ZeroKnowledge) -> Compared:
+    """What there is to compare in `rollout`."""
     return Compared(extra, own_rows(scenario, rollout, extra.adversary), own_rows(scenario, rollout, extra.simulator))
 
 

@@ -54,7 +54,7 @@ class LabelledRows:
     y_N: Tensor
 
 
-class SoloLearner(ProtocolLearner):
+class SoloLearner(ProtocolLearner[SoloSettings]):
     """Supervised learning of the agent's decision, through its whole network."""
 
     def rounds_per_copy(self, rollout: Rollout) -> int:

@@ -84,7 +84,7 @@ class _Scores:
     critic: dict[str, Tensor]
 
 
-class StackelbergLearner(ProtocolLearner):
+class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
     """Joint updates of all agents by the variant that the settings name."""
 
     def build(self) -> None:
@@ -131,8 +131,9 @@ class StackelbergLearner(ProtocolLearner):
         scores = self._scores(data, minibatch)
         published = self.settings.estimator == "published"
         extra = {agent: scores.critic[agent] + self._bonus(scores, agent) if published else scores.critic[agent] for agent in data}
-        for agent, loss in self.similarity_losses(prepared, minibatch).items():
-            extra[agent] = extra[agent] + loss
+        if prepared.compared is not None:
+            for agent, loss in self.similarity_losses(prepared.compared, minibatch).items():
+                extra[agent] = extra[agent] + loss
         plain = {agent: self._plain_gradient(agent, extra[agent]) for agent in data}
         advantage_KRA = self._advantages(data, minibatch)
         shaped = (self._published if published else self._foreseeing)(data, scores, advantage_KRA, minibatch)
@@ -193,7 +194,7 @@ class StackelbergLearner(ProtocolLearner):
         """Parameters, followers, steps that followers are supposed to take, and the generator of this minibatch."""
         given, lr = self.settings.shaping_lr, self.iteration_lr
         step_sizes = {agent: given or self.own_lr(agent, lr) * self.step_factors[agent] for agent in agents}
-        draw = generator(self.experiment["seed"], "inverse hessian", self.update_iteration, minibatch.number, device=self.device)
+        draw = generator(self.seed, "inverse hessian", minibatch.iteration, minibatch.number, device=self.device)
         return {agent: self.actors[agent] for agent in agents}, self._followers(agents), step_sizes, draw
 
     def _inverses(self, minibatch: JointMinibatch) -> Inverses:

@@ -28,8 +28,9 @@ from nip_ray.config.players import agent_settings
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
+from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, in_minibatches
 from nip_ray.learning.policy import accuracy, decision_loss
+from nip_ray.learning.supervised import fit
 from nip_ray.play.rollout import Dialogue
 from nip_ray.play.scenario import Scenario
 from nip_ray.scenarios.registry import build_agents, played_scenario
@@ -164,32 +165,26 @@ def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Re
 
 def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator[dict[str, float]]:
     """Train, epoch by epoch; yields the means of loss and accuracy over each epoch's instances."""
-    parameters = pupil.decides()
-    optimizer = FlatOptimizer([ParameterGroup("actor", "decides", parameters, 1.0)], settings.lr)
+    optimizer = FlatOptimizer([ParameterGroup("actor", "decides", pupil.decides(), 1.0)], settings.lr)
     ids = pupil.scenario.ids("train").cpu()
     pupil.network.train()
     for epoch in range(settings.num_epochs):
         if settings.anneal_lr:
             optimizer.set_learning_rate(settings.lr * (1 - epoch / settings.num_epochs))
         sums = torch.zeros(2, dtype=torch.float64)
+
+        def loss(index_N: Tensor, sums: Tensor = sums) -> Tensor:
+            obs, y_N = pupil.silent_turns(ids[index_N])
+            policy, _ = pupil.network(obs, True, False)
+            found = decision_loss(policy, y_N)
+            sums += torch.stack([found.detach(), accuracy(policy, y_N)]).cpu().double() * len(y_N)
+            return found
+
         order = torch.randperm(len(ids), generator=generator(seed, "pretraining", pupil.agent, epoch))
         with _seeded_noise(pupil, seed, epoch):
-            for index_N in _minibatches(order, settings.minibatch_size):
-                obs, y_N = pupil.silent_turns(ids[index_N])
-                policy, _ = pupil.network(obs, True, False)
-                loss = decision_loss(policy, y_N)
-                optimizer.set_gradients(torch.autograd.grad(loss, parameters, allow_unused=True))
-                clip_gradients([optimizer], settings.max_grad_norm)
-                optimizer.step()
-                sums += torch.stack([loss.detach(), accuracy(policy, y_N)]).cpu().double() * len(y_N)
+            fit(loss, optimizer, in_minibatches(order, settings.minibatch_size), settings.max_grad_norm)
         mean_loss, mean_accuracy = (sums / len(ids)).tolist()
         yield {"loss": mean_loss, "accuracy": mean_accuracy}
-
-
-def _minibatches(order_I: Tensor, size: int) -> list[Tensor]:
-    """`order_I` in pieces of `size`; a remainder joins the last."""
-    count = max(1, len(order_I) // size)
-    return [order_I[i * size : len(order_I) if i == count - 1 else (i + 1) * size] for i in range(count)]
 
 
 @contextmanager

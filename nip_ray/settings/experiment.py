@@ -52,14 +52,6 @@ class LearnerSettings:
     num_learners: int = option(0, "Remote learners, each on its share of the copies (0: learn in the main process).", ge=0)
     num_cpus_per_learner: float = option(1, "CPUs that Ray reserves for each remote learner.", ge=0)
     num_gpus_per_learner: float = option(0, "GPUs for each learner; with num_learners 0, for the main process.", ge=0)
-    shard: bool = option(
-        False, "Each learner gets its share of the copies alone; from the second pass (num_epochs) on minibatches are others than without."
-    )
-    partition: Literal["copies", "agents"] = option(
-        "copies",
-        "What is shared out: copies, among remote learners; or agents, whose networks then learn in processes of this machine with one "
-        "thread each, at most as many as the main one has threads (runtime.num_threads).",
-    )
 
 
 @dataclass(frozen=True)
@@ -110,18 +102,10 @@ class RuntimeSettings:
     num_threads: int | None = option(
         None, "Torch threads of the main process (none: $OMP_NUM_THREADS, else as many as it has cores, at most 8).", ge=1
     )
-    static_shapes: bool | None = option(
-        None, "Play and learn (ppo) in fixed shapes, as CUDA graphs on a GPU (none: there, where protocol and networks allow it)."
-    )
     ray_address: str | None = option(None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one where remote workers are asked for).")
     ray_num_cpus: int | None = option(None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1)
     num_cpus: float = option(1, "CPUs that Ray reserves for the main process of a trial of a sweep.", gt=0)
     autoscaling: bool = option(False, "The cluster grows on demand: do not refuse what does not fit it yet.")
-    spot_notices: Literal["aws", "gcp", "azure"] | None = option(
-        None, "Cloud whose metadata service is asked whether this machine is taken back; a run then ends as at SIGTERM (none: nobody)."
-    )
-    spot_interval_s: float = option(5.0, "Seconds between two such questions.", gt=0)
-    spot_address: str | None = option(None, "URL of the metadata service (none: the cloud's own).", pattern="^http://")
 
 
 @dataclass(frozen=True)

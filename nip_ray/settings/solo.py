@@ -27,7 +27,6 @@ class SoloSettings(SupervisedSettings):
     name: Literal["solo"] = option("solo", "The learning rule: supervised training of one agent on the labels.")
     agent: str = option("verifier", "Whose network; it plays alone and decides in the first round.", min_length=1)
     num_epochs: int = option(1, "Passes over an iteration's instances (play.num_copies of them).", ge=1)
-    clip_gradients: Literal["agent", "joint"] = option("agent", "There is one agent: both are the same.")
 
 
 @dataclass(frozen=True)

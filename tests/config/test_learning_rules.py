@@ -54,7 +54,6 @@ CONTIGUOUS: Data = {"kind": "contiguous", "period": 4, "start": 1, "stop": 3}
 ALTERNATING: Data = {"kind": "alternating", "period": 4, "first_agent_num_rounds": 2}
 DEBATE: Data = {"protocol": {"name": "debate"}}
 KUHN: Data = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
-FIXED: Data = {"runtime": {"static_shapes": True}, "protocol": {"name": "nip", "min_rounds": 3, "max_rounds": 3}}
 FORCED: Data = {"protocol": {"name": "nip", "force_guess": "y"}}
 SEQUENCE = "algorithm.stackelberg_sequence"
 
@@ -119,7 +118,6 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (searching() | {"protocol": {"name": "nip", "zero_knowledge": True}}, "search", "zero knowledge"),
     (searching() | {"protocol": {"name": "open_debate", "max_rounds": 6}}, "search", "prover0 chooses its side"),
     (searching() | {"scenario": {"linear_symbols": 2}}, "search", "scenario.linear_symbols is 2"),
-    (searching() | FIXED, "search", "leave one of them out"),
     (searching(agents=["provr"]), "search.agents", "provr is no agent of nip, did you mean prover?"),
     (searching(agents=["verifier"]), "search.agents", "verifier is no prover, expected some of prover"),
     (searching(agents=["prover"]) | agents(prover=FROZEN), "search.agents", "prover never learns (scenario.agents.prover)"),
@@ -133,7 +131,6 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (learning("ppo", verdict_gradient="label") | FORCED, "algorithm.verdict_gradient", "protocol.force_guess decides"),
     (learning("stackelberg", verdict_gradient="expected"), "algorithm.verdict_gradient", "use ppo or reinforce"),
     (KUHN | learning("ppo", verdict_gradient="label"), "algorithm.verdict_gradient", "kuhn_poker has no verdicts"),
-    (learning("ppo", verdict_gradient="expected") | FIXED, "algorithm.verdict_gradient", "static_shapes"),
     # first weights
     (weights(provr={"run_dir": "RUN"}), "initial_weights.provr", "did you mean prover?"),
     (weights(prover={"run_dir": "RUN"}) | agents(prover=RANDOM), "initial_weights.prover", "is random (scenario.agents.prover.kind)"),

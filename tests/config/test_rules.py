@@ -57,8 +57,6 @@ UNEQUAL = {"actor": 1, "critic": 0.5}
 OWN: Data = {"plugins": ["examples/own_protocol.py"]}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
 AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
-SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
-APART: Data = {"learners": {"partition": "agents"}}
 
 
 @pytest.mark.parametrize(
@@ -153,13 +151,6 @@ APART: Data = {"learners": {"partition": "agents"}}
         ({"play": {"max_staleness": 1}}, "play.max_staleness", "that learn are those that play, set it to 0 or raise play.num_env_runners"),
         (AHEAD | {"algorithm": {"name": "stackelberg"}}, "play.max_staleness", "stackelberg does not correct for the weights that played"),
         (AHEAD | {"algorithm": {"name": "reinforce", "max_importance_weight": None}}, "algorithm.max_importance_weight", "got none"),
-        ({"learners": {"shard": True}}, "learners.shard", "nothing to share with num_learners 0, raise that"),
-        (SHARDS | {"algorithm": {"name": "solo"}}, "learners.shard", "solo needs all copies in every learner"),
-        (SHARDS | {"algorithm": {"name": "stackelberg"}}, "learners.shard", "set it to false or use ppo or reinforce"),
-        *[(APART | {"algorithm": {"name": rule}}, "learners.partition", "use ppo or reinforce") for rule in ("solo", "stackelberg")],
-        ({"learners": {"partition": "agents", "num_learners": 2}}, "learners.partition", "remote learners share out copies"),
-        (APART | MESSAGE_GAME | {"runtime": {"static_shapes": True}}, "learners.partition", "leave one of the two out"),
-        (APART | {"protocol": {"name": "nip", "zero_knowledge": True}}, "learners.partition", "each other's logits, set it to copies"),
         ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
         # data
         (pairs(train="/no/such.npz"), "scenario.data.train", "/no/such.npz: no such file"),
@@ -202,7 +193,7 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         ppo(minibatch_copies=256),
         {"learners": {"num_learners": 8}},
         {"play": {"num_copies": 3, "num_env_runners": 4}, "learners": {"num_learners": 6}},
-        AHEAD | SHARDS | {"algorithm": {"name": "reinforce"}},
+        AHEAD | {"learners": {"num_learners": 2}, "algorithm": {"name": "reinforce"}},
         pairs(graph_sizes=[5, 6], non_iso_prop_score_1=0.3, non_iso_prop_score_2=0.7),
         pairs(graph_sizes=[5, 6], train=__file__, test=str(Path(__file__).parent)),
         {"plugins": [__file__, "json.decoder"]},

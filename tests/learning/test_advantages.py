@@ -106,11 +106,6 @@ def test_normalise() -> None:
     assert abs(float(scaled.mean())) < 1e-12
     assert float(scaled.square().mean()) == pytest.approx(1.0)
     torch.testing.assert_close(scaled * x_N.var(unbiased=False).sqrt() + x_N.mean(), x_N)
-    weight_N = (torch.arange(50) % 3 > 0).double()
-    marked = weight_N > 0
-    torch.testing.assert_close(normalise(x_N, weight_N)[marked], normalise(x_N[marked]))
-    poisoned = torch.where(marked, x_N, 1e9)
-    torch.testing.assert_close(normalise(poisoned, weight_N)[marked], normalise(x_N[marked]))
 
 
 def test_normalise_few_or_equal_rows() -> None:
@@ -118,6 +113,3 @@ def test_normalise_few_or_equal_rows() -> None:
     assert torch.equal(normalise(one), one)
     assert normalise(torch.zeros(0)).shape == (0,)
     assert torch.equal(normalise(torch.full((4,), 2.0)), torch.zeros(4))
-    two = torch.tensor([3.0, 5.0])
-    assert torch.equal(normalise(two, torch.tensor([1.0, 0.0])), two)
-    assert torch.equal(normalise(two, torch.zeros(2)), two)

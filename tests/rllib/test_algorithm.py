@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,7 @@ from ray import tune
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError
-from nip_ray.rllib.learner import JointMinibatch, ProtocolLearner
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
-from nip_ray.rllib.shards import dealt, own_order
 from tests.rllib.experiments import PAST, Weights, built, distance, experiment, message_game, train, trained, weights
 
 FLOAT_SUMS = 2e-4  # float32 sums in another order, through Adam's division by the root of tiny squares; a step moves weights by 3e-3
@@ -78,7 +75,7 @@ PSPG = dict(name="stackelberg", variant="pspg")
 def test_learners_share_the_work_and_not_the_result(
     ray_session: None, config: ExperimentConfig, training: dict[str, Any], several: tuple[int, ...]
 ) -> None:
-    """Remote learners against the local one: several minibatches, early ends and so unequal shards, odd numbers of copies."""
+    """Remote learners against the local one: several minibatches, early ends and so unequal slices, odd numbers of copies."""
     config = config.model_copy(update={"play": config.play.__class__(num_copies=18)})
     expected, state = weights_and_state(config, 0, training)
     assert moved(config, expected) > 30 * FLOAT_SUMS
@@ -88,54 +85,9 @@ def test_learners_share_the_work_and_not_the_result(
         assert its_state["extra"] == state["extra"], "KL coefficients follow the divergence over all rows"
 
 
-@pytest.mark.parametrize(
-    ("config", "training"),
-    [
-        pytest.param(
-            experiment(dict(name="merlin_arthur")), dict(loss="kl_penalty", clip_gradients="joint", minibatch_size=24), id="merlin_arthur"
-        ),
-        pytest.param(message_game(), dict(minibatch_size=40, adaptive_lr=True), id="message_game", marks=pytest.mark.slow),
-        pytest.param(
-            experiment(dict(name="nip", zero_knowledge=True), algorithm=dict(name="reinforce", baseline="critic", num_epochs=2)),
-            dict(normalize_advantage=True),
-            id="zk_nip-reinforce",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_learners_with_shards_take_the_steps_of_one(
-    ray_session: None, monkeypatch: pytest.MonkeyPatch, config: ExperimentConfig, training: dict[str, Any]
-) -> None:
-    """Of one that holds everything, and permutes it in later passes as they do between them: slices of odd sizes, agents without rows on
-    one of them, batch norms."""
-    config = config.model_copy(update={"play": config.play.__class__(num_copies=18)})
-    found, state = weights_and_state(config, 2, training, shard=True)
-    plain = ProtocolLearner.minibatches
-
-    def like_shards(learner: Any, rollout: Any, iteration: int) -> Iterator[JointMinibatch]:
-        seed, copies = config.seed, rollout.num_copies
-        shares, orders = dealt(copies, 2, seed, iteration), torch.empty(learner.settings.num_epochs, copies, dtype=torch.int64)
-        for epoch in range(len(orders)):
-            for rank, share in enumerate(shares):
-                orders[epoch, rank::2] = share[own_order(copies // 2, seed, iteration, epoch, rank)]
-        usual = list(plain(learner, rollout, iteration))
-        sizes = [len(minibatch.all_copies) for minibatch in usual]
-        assert orders[0].tolist() == torch.cat([minibatch.all_copies for minibatch in usual[: len(usual) // len(orders)]]).tolist()
-        for number, order in enumerate(orders.flatten().split(sizes)):
-            yield JointMinibatch(number, order, order)
-
-    monkeypatch.setattr(ProtocolLearner, "minibatches", like_shards)
-    expected, its_state = weights_and_state(config, 0, training)
-    assert moved(config, expected) > 30 * FLOAT_SUMS
-    assert distance(found, expected) <= FLOAT_SUMS
-    assert state["extra"] == its_state["extra"]
-
-
-def weights_and_state(
-    config: ExperimentConfig, learners: int, training: dict[str, Any], shard: bool = False
-) -> tuple[Weights, dict[str, Any]]:
+def weights_and_state(config: ExperimentConfig, learners: int, training: dict[str, Any]) -> tuple[Weights, dict[str, Any]]:
     """What two iterations with so many learners come to; the learners must agree to the last bit, buffers included."""
-    settings = config.learners.__class__(num_learners=learners, shard=shard)
+    settings = config.learners.__class__(num_learners=learners)
     algorithm = built(config.model_copy(update={"learners": settings}), **training)
     try:
         algorithm.train()

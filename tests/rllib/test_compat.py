@@ -1,5 +1,7 @@
 """What we use of RLlib that is not public is still there, in the Ray that it was read from."""
 
+import importlib
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from nip_ray.environments.layout import Layout
 from nip_ray.rllib.compat import PRIVATE, local_learner, runners_by_value
 from nip_ray.rllib.module import distribution_class
+from nip_ray.rllib.ppo import ProtocolPPOConfig
 from tests.rllib.experiments import built, message_game
 
 
@@ -54,3 +57,10 @@ def test_only_one_module_of_rllib_sees_another_put() -> None:
         assert ray.put is put
     assert env_runner_group.ray is ray
     assert algorithm_module.EnvRunnerGroup is EnvRunnerGroup
+
+
+def test_the_former_place_of_the_algorithms_leads_to_the_new_one() -> None:
+    sys.modules.pop("nip_ray.rllib.algorithms", None)
+    with pytest.warns(DeprecationWarning, match=r"nip_ray\.rllib\.algorithms: import from"):
+        former = importlib.import_module("nip_ray.rllib.algorithms")
+    assert former.ProtocolPPOConfig is importlib.import_module("nip_ray.rllib.algorithms.ppo").ProtocolPPOConfig is ProtocolPPOConfig

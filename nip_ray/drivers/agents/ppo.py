@@ -24,7 +24,7 @@ from nip_ray.drivers.contract import Rows, Transition, arrays
 from nip_ray.drivers.networks import head_for, mlp
 from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
-from nip_ray.learning.policy_gradient import critic, next_lr, normalise, objective, own_turn_advantages
+from nip_ray.learning.policy_gradient import PlayedTurns, next_lr, normalise, own_turn_advantages, ppo_loss
 from nip_ray.seeding import generator
 from nip_ray.settings.drivers import NetworkSettings, PPOAgentSettings
 from nip_ray.settings.ppo import PPOSettings
@@ -62,6 +62,7 @@ class PPOAgent(BaseAgent):
             clip_epsilon=settings.clip_epsilon,
             clip_value=False if settings.clip_value is None else settings.clip_value,
             critic_loss="l2",
+            critic_coefficient=settings.critic_coefficient,
             kl_target=settings.kl_target or 0.01,
         )
         self.learning_rate, self.updates, self._filled = settings.lr, 0, 0
@@ -199,19 +200,20 @@ class PPOAgent(BaseAgent):
         settings = self.settings
         logits = self._logits(batch["observation"], batch.get("legal"))
         log_prob, entropy = self._head.log_prob_and_entropy(logits, batch["action"])
-        policy_loss, _, clipped = objective(log_prob, batch["log_prob"], batch["advantage"], self._losses, torch.zeros(()))
-        actor_loss = policy_loss - settings.entropy_coefficient * entropy if settings.entropy_coefficient else policy_loss
-        # the actor's before the critic's: half as much memory in use stays in the cache
+        played = PlayedTurns(batch["log_prob"], batch["value"], batch["advantage"], batch["target"])
+        value, bonus = self.value(batch["observation"]).squeeze(-1), settings.entropy_coefficient
+        loss = ppo_loss(log_prob, entropy, value, played, self._losses, torch.zeros(()), bonus)
+        # one after the other: half as much memory in use stays in the cache
+        actor_loss = loss.objective + loss.entropy if bonus else loss.objective
         gradient_of = dict(zip(self._actor, torch.autograd.grad(actor_loss, self._actor), strict=True))
-        value_loss = critic(self.value(batch["observation"]).squeeze(-1), batch["value"], batch["target"], self._losses)
-        by_critic = torch.autograd.grad(settings.critic_coefficient * value_loss, self._critic)
+        by_critic = torch.autograd.grad(loss.critic, self._critic)
         gradient_of |= zip(self._critic, by_critic, strict=True)
         self._optimizer.set_gradients([gradient_of[parameter] for parameter in self._parameters])
         norm = clip_gradients([self._optimizer], settings.max_grad_norm)
         self._optimizer.step()
         log_ratio = (log_prob - batch["log_prob"]).detach()
         kl = (log_ratio.exp() - 1 - log_ratio).mean()
-        return torch.stack([policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped, norm])
+        return torch.stack([loss.objective.detach(), loss.distance.detach(), entropy.detach(), kl, loss.clip_share, norm])
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, counters, and what is stored of the stretch in progress."""

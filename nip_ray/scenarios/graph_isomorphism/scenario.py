@@ -16,7 +16,6 @@ from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
 from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent, allowed_nodes
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.graph_isomorphism.overlap import occurring
-from nip_ray.scenarios.graph_isomorphism.stacked import GraphStack, fits
 from nip_ray.scenarios.seat import Seat, seats, symbol_counts
 from nip_ray.seeding import seeded
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
@@ -95,10 +94,6 @@ class GraphIsomorphism(Scenario):
                 return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
             critic_seat = self.critic_seats[agent] if self.central_critic else None
             return GraphAgent(settings, at, self.shared_body, critic_seat, self.compiled and native.fits(settings))
-
-    def stacked(self, networks: Mapping[str, nn.Module], value: bool) -> GraphStack | None:
-        """Where all are learned and of equal widths."""
-        return GraphStack(networks, value) if fits(networks) else None  # type: ignore[arg-type]
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
         """See `allowed_nodes`."""
