@@ -279,4 +279,6 @@ def _check_attention(model: Any, folder: Path | str) -> None:
     """Slots hold all keys of all layers: layers that forget (sliding windows, recurrent states) are another engine's business."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
-        raise UserError(f"{folder}: this engine runs models with full attention, not {sorted(kinds - {'full_attention'})}; use engine vllm")
+        raise UserError(
+            f"{folder}: this engine runs models with full attention, not {sorted(kinds - {'full_attention'})}; serve this one by vLLM"
+        )

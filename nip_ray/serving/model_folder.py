@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +76,9 @@ def name_base(written: Path, home: Path, base: Path) -> None:
     (written / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
 
 
-def lora_config(rank: int, target_modules: str | list[str] = "all-linear", **options: Any) -> Any:
+def lora_config(rank: int) -> Any:
     """How PEFT makes our adapters."""
-    return local_llm("peft").LoraConfig(
-        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=target_modules, task_type="CAUSAL_LM", **options
-    )
-
-
-def write_adapters(weights: Mapping[str, Any], folder: Path, rank: int, base: Path) -> None:
-    """Write low-rank adapters to `folder`, which is made, in the form of PEFT. weights: their tensors by name, as `base` has them in it
-    (`nip_ray.serving.policy_model.PolicyModel.weights`).
-    """
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True)
-    modules = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in weights})
-    lora_config(rank, modules, base_model_name_or_path=str(base), inference_mode=True).save_pretrained(folder)
-    named = {f"base_model.model.{name.replace('.default.', '.')}": weight.contiguous() for name, weight in weights.items()}
-    save_file(named, folder / "adapter_model.safetensors")
+    return local_llm("peft").LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def first_line(error: Exception) -> str:

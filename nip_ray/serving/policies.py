@@ -112,19 +112,12 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
         from nip_ray.serving.service_policy import ServicePolicy
 
         return ServicePolicy(first.model, provider, trained=not first.frozen, seed=_seed(config, group) % 2**31)
-    model: Policy
     if first.frozen or not rule.num_learners:
-        model = model_for(config, group, run_dir, device)
-    else:
-        from nip_ray.serving.learner_group import LearnerGroup
+        return model_for(config, group, run_dir, device)
+    from nip_ray.serving.learner_group import LearnerGroup
 
-        limit_s = config.fault_tolerance.hang_timeout_s
-        model = LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device, limit_s)
-    if _local(provider).engine != "vllm":
-        return model
-    from nip_ray.serving.vllm_policy import VllmPolicy
-
-    return VllmPolicy(model, start_folder(config, group, run_dir), _local(provider))
+    limit_s = config.fault_tolerance.hang_timeout_s
+    return LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device, limit_s)
 
 
 def model_for(config: TextExperimentConfig, group: str, run_dir: Path, device: str | None = None) -> PolicyModel:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from nip_ray.config.gone import GONE
 from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
 
@@ -23,4 +22,14 @@ def test_a_removed_key_that_said_something_is_refused_and_dropped_in_what_a_run_
 def test_a_full_config_of_an_earlier_version_says_the_same() -> None:
     runtime = {"spot_notices": None, "spot_interval_s": 5.0, "spot_address": None, "num_threads": 2}
     assert config_from_dict({"strict": False, "runtime": runtime}) == config_from_dict({"runtime": {"num_threads": 2}})
-    assert all("." not in path.partition(".")[2] for path in GONE), "one level of sections is looked into"
+
+
+def test_keys_of_a_local_provider_that_are_gone_are_looked_for_in_each_provider_of_that_name() -> None:
+    text = {"scenario": {"name": "code_validation"}, "providers": {"ours": {"name": "local", "engine": "vllm", "vllm_memory": 0.3}}}
+    with pytest.raises(UserError) as caught:
+        config_from_dict(text)
+    assert [str(fault).partition(":")[0] for fault in caught.value.args] == ["providers.ours.engine", "providers.ours.vllm_memory"]
+    text["providers"] = {"ours": {"name": "local", "engine": "auto", "vllm_memory": 0.5}}
+    assert config_from_dict(text) == config_from_dict({**text, "providers": {"ours": {"name": "local"}}})
+    with pytest.raises(UserError, match=r"providers\.ours\.engine: unknown key"):
+        config_from_dict({**text, "providers": {"ours": {"name": "dummy", "engine": "auto"}}})

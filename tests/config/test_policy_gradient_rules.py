@@ -174,22 +174,6 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
                 "algorithm.agents.prover.entropy_coefficient: needs the probabilities of all",
             ],
         ),
-        (
-            {
-                "providers": {"local": {"name": "local", "engine": "vllm", "method": "full", "lora_rank": 513}},
-                "algorithm": {"num_rollout_workers": 2},
-            },
-            [
-                "algorithm.num_rollout_workers: the main process plays by vLLM",
-                "providers.local.method: got full, but vLLM",
-                "providers.local.lora_rank: got 513",
-            ],
-        ),
-        (
-            {"providers": {"local": {"name": "local", "engine": "vllm"}}, "algorithm": {"max_staleness": 1}},
-            ["algorithm.max_staleness: got 1, but the very model that learns is the one that checks what vLLM says"],
-        ),
-        ({"providers": {"local": {"name": "local", "vllm_memory": 0.3}}}, ["providers.local.vllm_memory: for engine vllm only"]),
         ({"providers": {"local": {"name": "local", "num_training_workers": 2}}}, ["providers.local.num_training_workers: is for"]),
         (
             {"providers": {"local": {"name": "local", "method": "full", "lora_rank": 4}}, "runtime": {"num_threads": 2}},
