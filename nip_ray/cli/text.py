@@ -55,7 +55,9 @@ def serve_model(
         if model is not None and not (model / "config.json").is_file():
             raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")
         if engine not in ("auto", "torch"):
-            raise UserError(f"--engine {engine}: was removed; start `vllm serve MODEL` and name its address as base_url of a provider openai")
+            raise UserError(
+                f"--engine {engine}: was removed; start `vllm serve MODEL` and name its address as base_url of a provider openai"
+            )
         from nip_ray.serving.app import serve_model as serve
 
         serve(

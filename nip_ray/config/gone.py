@@ -18,9 +18,11 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "runtime.spot_address": (_ANY, _SIGTERM),
     "providers.(local).engine": (("auto", "torch"), _VLLM),
     "providers.(local).vllm_memory": ((0.5,), _VLLM),
+    "algorithm.learner_sharding": (("none",), "each learner holds a whole model, take a smaller one or method lora; leave it out"),
     "strict": ((False,), "leave it out; `nip-ray train FILE --dry-run` prints the config with every key"),
 }
-"""Dotted key -> (values that changed nothing, none: all; what to do instead). `(NAME)` stands for all keys whose settings have this name."""
+"""Dotted key -> (values that changed nothing, none: all; what to do instead). `(NAME)` stands for all keys whose
+settings have this name."""
 
 
 def without_gone(data: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:

@@ -195,14 +195,13 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
     shares = rule.rollouts_per_iteration // rule.group_size
     if rule.num_rollout_workers > max(1, shares):
         yield f"algorithm.num_rollout_workers: got {rule.num_rollout_workers}, but an iteration has {shares} items, use at most that"
-    keys, elsewhere = keys_of(TokenTrainingSettings), False
+    keys = keys_of(TokenTrainingSettings)
     for agent, settings in language_agents(config).items():
         provider, source = config.providers.get(settings.provider), f"scenario.agents.{source_of(config, agent)}"
         if provider is None:
             continue
         if not provider.local_models:
-            elsewhere |= not settings.frozen
-            for key in ("num_rollout_workers", "num_learners", "learner_sharding")[: 1 if settings.frozen else 3]:
+            for key in ("num_rollout_workers", "num_learners")[: 1 if settings.frozen else 2]:
                 if getattr(rule, key) != (unset := keys[key].default):
                     where = f"{settings.provider} ({source}.provider)"
                     yield f"algorithm.{key}: for models of this cluster, and {where} is none, set it to {unset}"
@@ -220,8 +219,6 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
             )
             break
 
-    if rule.learner_sharding != "none" and rule.num_learners < 2 and not elsewhere:
-        yield f"algorithm.learner_sharding: got {rule.learner_sharding}, but num_learners is {rule.num_learners}, set that to 2 or more"
     if rule.learner_placement != keys["learner_placement"].default and not rule.num_learners:
         yield "algorithm.learner_placement: num_learners is 0, leave it out or raise that"
 

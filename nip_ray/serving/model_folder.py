@@ -49,14 +49,14 @@ def context_of(model: Any, limit: int | None = None) -> int:
     return min(own, limit) if limit else own
 
 
-def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False, state: dict[str, Any] | None = None) -> None:
+def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -> None:
     """Write a model and its tokenizer to `target`, which is made: all weights, or of a model of PEFT its adapters (see `name_base`).
 
-    merged: besides the adapters, all weights with these merged in; the model is used up by that. state: its weights (none: as it has them).
+    merged: besides the adapters, all weights with these merged in; the model is used up by that.
     """
     target.mkdir(parents=True)
     if isinstance(model, local_llm("peft").PeftModel):
-        model.save_pretrained(target / ADAPTER, state_dict=state)
+        model.save_pretrained(target / ADAPTER)
         (target / ADAPTER / "README.md").unlink(missing_ok=True)  # a form for a hub, with this machine's paths in it
         if not merged:
             config = model.get_base_model().config
@@ -65,7 +65,7 @@ def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False, s
             config.save_pretrained(target)
         model = model.merge_and_unload() if merged else None
     if model is not None:
-        model.save_pretrained(target, state_dict=state)
+        model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 
 

@@ -39,7 +39,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
-        {"algorithm": {"num_rollout_workers": 16, "max_staleness": 1, "num_learners": 2, "learner_sharding": "full"}},
+        {"algorithm": {"num_rollout_workers": 16, "max_staleness": 1, "num_learners": 2}},
         {"scenario": SHARED, "opponents": {"agents": ["prover"]}},
         {**SERVICE, "scenario": {"agents": {"_default": REMOTE, "verifier": {**REMOTE, "frozen": True, "temperature": 0.3}}}},
     ],
@@ -145,10 +145,9 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             {**SERVICE, "scenario": {"agents": {"prover": REMOTE}}, "algorithm": {"num_rollout_workers": 2, "num_learners": 2}},
             ["algorithm.num_rollout_workers: for models of this cluster, and remote", "algorithm.num_learners: for models of this cluster"],
         ),
-        ({"algorithm": {"num_learners": 1, "learner_sharding": "full"}}, ["algorithm.learner_sharding: got full, but num_learners is 1"]),
         (
-            {**SERVICE, "scenario": {"agents": {"_default": REMOTE}}, "algorithm": {"learner_sharding": "full"}},
-            ["algorithm.learner_sharding: for models of this cluster, and remote"],
+            {**SERVICE, "scenario": {"agents": {"_default": REMOTE}}, "algorithm": {"num_learners": 2}},
+            ["algorithm.num_learners: for models of this cluster, and remote"],
         ),
         ({"algorithm": {"learner_placement": "spread"}}, ["algorithm.learner_placement: num_learners is 0"]),
         (
