@@ -19,7 +19,6 @@ from nip_ray.evaluation.verbs.cross_play import places
 from nip_ray.evaluation.verbs.time_table import Games, spread
 from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import Protocol
-from nip_ray.serving.policies import Policy, model_for, policy_for, use_threads
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import BudgetSettings
 from nip_ray.storage.checkpoint import kept_iterations, load_checkpoint
@@ -29,6 +28,7 @@ from nip_ray.text.dialogues.runner import Task, test_tasks
 from nip_ray.text.parts import prepare
 from nip_ray.text.training.model_play import ModelPlay
 from nip_ray.text.training.past import kept_snapshots, snapshot_weights
+from nip_ray.text.training.policies import Policy, model_for, policy_for, use_threads
 
 Weights = Mapping[str, Mapping[str, Any]]  # group -> what it had learned
 

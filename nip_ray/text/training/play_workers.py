@@ -25,13 +25,13 @@ from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
-from nip_ray.serving.policies import Policy, model_for
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.training.model_play import ModelPlay, Talk
 from nip_ray.text.training.past import PastAgents
+from nip_ray.text.training.policies import Policy, model_for
 
 _MAX_DEATHS = 5
 """Of an actor at one share, after which the run ends."""

@@ -109,7 +109,7 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
     device = "cpu" if rule.num_rollout_workers and rule.num_learners else None  # this process has little to compute
     first, provider = _first(config, group)
     if isinstance(provider, TrainingServiceProvider):
-        from nip_ray.serving.service_policy import ServicePolicy
+        from nip_ray.text.providers.training_policy import ServicePolicy
 
         return ServicePolicy(first.model, provider, trained=not first.frozen, seed=_seed(config, group) % 2**31)
     if first.frozen or not rule.num_learners:
