@@ -158,7 +158,7 @@ class TrainingClient:
     def forward_backward(self, data: list[Datum], loss_fn: str) -> Future[None]:
         assert loss_fn == "cross_entropy"
         self.server.count(data, 1)
-        weights = [torch.tensor(datum.loss_fn_inputs["weights"], dtype=torch.float64) for datum in data]
+        weights = [torch.tensor(datum.loss_fn_inputs["weights"].data, dtype=torch.float64) for datum in data]
         return self.server.do(
             "forward_backward", lambda: (-torch.cat([row * w for row, w in zip(self.logprobs(data), weights)]).sum()).backward()
         )
