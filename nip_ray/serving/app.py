@@ -220,23 +220,24 @@ def serve_model(
             probe.bind((host, port))
         except OSError as error:
             raise UserError(f"port {port} on {host} cannot be used ({error.strerror}); choose another") from None
-    with interruptible():  # SIGTERM too: Ray's own handler would abort before its server is down
-        _serve_until_interrupted(settings, LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size), host, port, num_gpus)
-
-
-def _serve_until_interrupted(settings: ServerSettings, provider: LocalProvider, host: str, port: int, num_gpus: float) -> None:
     import ray
 
-    try:
-        _start_ray()
-        with kept():  # Ray Serve connects actors, which puts Ray's handlers in place again
-            url, _ = start_server(settings, provider, host, port, num_gpus=num_gpus)
-        print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
-        while True:
-            time.sleep(3600)
-    finally:
-        if ray.is_initialized():
-            ray.shutdown()  # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
+    from nip_ray.cluster.ray_session import start_local_ray
+
+    provider = LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size)
+    with interruptible():  # SIGTERM too: Ray's own handler would abort before its server is down
+        try:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            if not ray.is_initialized():  # a Ray of this server's own, whose ports are on the loopback
+                start_local_ray(include_dashboard=False, num_cpus=max(4, len(os.sched_getaffinity(0))))
+            with kept():  # Ray Serve connects actors, which puts Ray's handlers in place again
+                url, _ = start_server(settings, provider, host, port, num_gpus=num_gpus)
+            print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
+            while True:
+                time.sleep(3600)
+        finally:
+            if ray.is_initialized():
+                ray.shutdown()  # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
 
 
 def server_settings(model_dir: Path | None, folder: Path, max_batch_size: int = 32, api_key_variable: str | None = None) -> ServerSettings:
@@ -260,14 +261,3 @@ def _serve() -> Any:
     except ImportError as error:
         raise UserError(f"the server needs an extra ({error}): pip install 'nip_ray[serve]'") from None
     return serve
-
-
-def _start_ray() -> None:
-    """A Ray of this server's own, whose ports are on the loopback."""
-    import ray
-
-    from nip_ray.cluster.ray_session import start_local_ray
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not ray.is_initialized():
-        start_local_ray(include_dashboard=False, num_cpus=max(4, len(os.sched_getaffinity(0))))

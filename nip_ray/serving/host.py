@@ -165,12 +165,8 @@ class TrainingHost:
 
     def _work(self) -> None:
         while True:
-            job = self._begin(self._queue.get())
+            job_id, job = self._queue.get(), None
+            with self._lock, suppress(UserError):  # None: it was cancelled before, or somebody removed its folder
+                job = self.store.begin(self.store.get(job_id))
             if job is not None:
                 run_job(self.store, job, self._settings, self._folders.locate)
-
-    def _begin(self, job_id: str) -> StoredJob | None:
-        """The job, now marked as running; None for one that was cancelled before, or whose folder somebody removed."""
-        with self._lock, suppress(UserError):
-            return self.store.begin(self.store.get(job_id))
-        return None
