@@ -90,6 +90,11 @@ class LearnerGroup:
         address = self._results([self._actors[0].address.remote()])
         self._results([actor.begin.remote(address, folder.resolve(), settings, seed) for actor in self._actors])
 
+    @property
+    def prompts_cut(self) -> int:
+        """See `Policy.prompts_cut`; the model that samples makes the prompts."""
+        return self._sampler.prompts_cut
+
     def keep_start(self, folder: Path) -> None:
         """Load the model in `folder`, to which KL divergences are."""
         self._all("keep_start", folder.resolve())
