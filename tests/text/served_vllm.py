@@ -28,8 +28,12 @@ def text_for(body: dict[str, Any]) -> str:
     schema = (body.get("response_format") or {}).get("json_schema", {}).get("schema")
     if schema is None:
         return "I have looked at it. Decision: accept"
-    kinds = {name: (kind.get("anyOf") or [kind])[0] for name, kind in schema["properties"].items()}
-    return json.dumps({name: kind["enum"][0] if "enum" in kind else "text" for name, kind in kinds.items()})
+    made = {}
+    for name, field in schema["properties"].items():  # a decision where one may be made, and nothing besides
+        kinds = field.get("anyOf", [field])
+        values = next((kind["enum"] for kind in kinds if "enum" in kind), None)
+        made[name] = values[0] if values else None if {"type": "null"} in kinds else "text"
+    return json.dumps(made)
 
 
 def answer(body: dict[str, Any]) -> web.Response:
