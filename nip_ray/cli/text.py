@@ -44,7 +44,7 @@ def serve_model(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Where files, jobs and fine-tuned models are kept.")] = Path("served"),
     num_gpus: Annotated[float, typer.Option(min=0, help="GPUs for answering, and as many for fine-tuning.")] = 0,
-    engine: Annotated[str, typer.Option(help="auto, torch or vllm.")] = "auto",
+    engine: Annotated[str, typer.Option(hidden=True)] = "auto",  # scripts for earlier versions say it
     max_batch_size: Annotated[int, typer.Option(min=1, help="Replies generated at once.")] = 32,
     api_key_variable: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the key that callers must show", show_default=False)
@@ -54,8 +54,10 @@ def serve_model(
     with errors(), interruptible():
         if model is not None and not (model / "config.json").is_file():
             raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")
-        if engine not in ("auto", "torch", "vllm"):
-            raise UserError(f"--engine {engine}: expected auto, torch or vllm")
+        if engine not in ("auto", "torch"):
+            raise UserError(
+                f"--engine {engine}: was removed; start `vllm serve MODEL` and name its address as base_url of a provider openai"
+            )
         from nip_ray.serving.app import serve_model as serve
 
         serve(
@@ -63,7 +65,6 @@ def serve_model(
             port,
             host,
             num_gpus=num_gpus,
-            engine=engine,
             max_batch_size=max_batch_size,
             folder=folder,
             api_key_variable=api_key_variable,

@@ -4,26 +4,29 @@ A run folder keeps a config with every key. So a key that is gone is dropped the
 nothing; else it is an error that says what to write instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_ray.errors import UserError
 
 _ANY = None  # whatever value it has: it says nothing without another key
+_VLLM = "start `vllm serve MODEL` and name its address as base_url of a provider openai (docs/serving.md); leave it out"
 _SIGTERM = "a run ends in order at SIGTERM, which Kubernetes, SkyPilot, Slurm and Ray's autoscaler send; leave it out"
 GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
-    "algorithm.clip_gradients": (_ANY, "one agent learns; leave it out"),
-    "learners.shard": ((False,), "learners.num_learners shares out each minibatch among learners that have all copies; leave it out"),
-    "learners.partition": (("copies",), "agents learn in the main process, or on learners.num_learners; leave it out"),
-    "runtime.static_shapes": ((None, False), "play and learning are eager on every device; leave it out"),
     "runtime.spot_notices": ((None,), _SIGTERM),
     "runtime.spot_interval_s": (_ANY, _SIGTERM),
     "runtime.spot_address": (_ANY, _SIGTERM),
+    "providers.(local).engine": (("auto", "torch"), _VLLM),
+    "providers.(local).vllm_memory": ((0.5,), _VLLM),
+    "algorithm.learner_sharding": (("none",), "each learner holds a whole model, take a smaller one or method lora; leave it out"),
+    "(solo).clip_gradients": (_ANY, "one agent learns; leave it out"),
+    "learners.shard": ((False,), "learners.num_learners shares out each minibatch among learners that have all copies; leave it out"),
+    "learners.partition": (("copies",), "agents learn in the main process, or on learners.num_learners; leave it out"),
+    "runtime.static_shapes": ((None, False), "play and learning are eager on every device; leave it out"),
     "strict": ((False,), "leave it out; `nip-ray train FILE --dry-run` prints the config with every key"),
 }
-"""Dotted key -> (values that changed nothing, none: all; what to do instead)."""
-_OF = {"algorithm.clip_gradients": "solo"}
-"""Dotted key -> the name of what lost it, where others of the same part keep it."""
+"""Dotted key -> (values that changed nothing, none: all; what to do instead). `(NAME)` stands for all keys whose
+settings have this name."""
 
 
 def without_gone(data: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:
@@ -33,14 +36,21 @@ def without_gone(data: Mapping[str, Any], *, stored: bool) -> dict[str, Any]:
     """
     made, faults = dict(data), []
     for path, (silent, instead) in GONE.items():
-        section, _, key = path.rpartition(".")
-        part = made.get(section) if section else made
-        if not isinstance(part, Mapping) or key not in part or _OF.get(path, part.get("name")) != part.get("name"):
-            continue
-        if not stored and silent is not _ANY and part[key] not in silent:
-            faults.append(f"{path}: was removed; {instead}")
-        rest = {name: value for name, value in part.items() if name != key}
-        made = {**made, section: rest} if section else rest
+        made, found = _without(made, path.split("."))
+        said = [key for key, value in found.items() if silent is not _ANY and value not in silent]
+        faults += [f"{key}: was removed; {instead}" for key in said if not stored]
     if faults:
         raise UserError(*faults)
     return made
+
+
+def _without(data: Mapping[str, Any], path: Sequence[str], above: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """(`data` without the key at `path`, dotted key -> value of what was there)."""
+    made, found, (step, *below) = dict(data), dict[str, Any](), path
+    for key, value in data.items():
+        if not below and key == step:
+            found[f"{above}{key}"] = made.pop(key)
+        elif below and isinstance(value, Mapping) and step in (key, f"({value.get('name')})"):
+            made[key], deeper = _without(value, below, f"{above}{key}.")
+            found |= deeper
+    return made, found

@@ -14,7 +14,6 @@ from nip_ray.errors import UserError
 from nip_ray.protocols.tables import table_of
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgentSettings, TokenTrainingSettings
-from nip_ray.settings.providers import VLLM_RANKS, LocalProvider, ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 _JOBS_ALONE = (
@@ -130,9 +129,6 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
             yield f"{place}.provider: {settings.provider} {needs}, {hint}"
         if settings.frozen or provider is None:
             continue
-        if getattr(provider, "engine", None) == "vllm":
-            for fault in _under_vllm(provider):
-                yield f"providers.{settings.provider}.{fault}"
         if settings.max_invalid_replies != 1:
             got = settings.max_invalid_replies
             yield f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked again, set it to 1"
@@ -147,15 +143,6 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
                 "scenario.decision_format: json, but under a schema tokens are not drawn from the verifier's own distribution, from which "
                 "it learns, set it to text or freeze the verifier"
             )
-
-
-def _under_vllm(provider: ProviderSettings) -> Iterator[str]:
-    """vLLM gets what was learned as adapters."""
-    assert isinstance(provider, LocalProvider)
-    if provider.method != "lora":
-        yield f"method: got {provider.method}, but vLLM is given adapters alone, set it to lora or engine to torch"
-    if provider.lora_rank > VLLM_RANKS[-1]:
-        yield f"lora_rank: got {provider.lora_rank}, but vLLM takes at most {VLLM_RANKS[-1]}, lower it"
 
 
 def _of_drawn_tokens(rule: TokenTrainingSettings, agent: str, place: str, settings: LanguageAgentSettings) -> Iterator[str]:
@@ -174,19 +161,16 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
     shares = rule.rollouts_per_iteration // rule.group_size
     if rule.num_rollout_workers > max(1, shares):
         yield f"algorithm.num_rollout_workers: got {rule.num_rollout_workers}, but an iteration has {shares} items, use at most that"
-    keys, elsewhere = keys_of(TokenTrainingSettings), False
+    keys = keys_of(TokenTrainingSettings)
     for agent, settings in language_agents(config).items():
         provider, source = config.providers.get(settings.provider), f"scenario.agents.{source_of(config, agent)}"
         if provider is None:
             continue
         if not provider.local_models:
-            elsewhere |= not settings.frozen
-            for key in ("num_rollout_workers", "num_learners", "learner_sharding")[: 1 if settings.frozen else 3]:
+            for key in ("num_rollout_workers", "num_learners")[: 1 if settings.frozen else 2]:
                 if getattr(rule, key) != (unset := keys[key].default):
                     where = f"{settings.provider} ({source}.provider)"
                     yield f"algorithm.{key}: for models of this cluster, and {where} is none, set it to {unset}"
-        elif getattr(provider, "engine", None) == "vllm" and rule.num_rollout_workers:
-            yield f"algorithm.num_rollout_workers: the main process plays by vLLM (providers.{settings.provider}.engine), set it to 0"
         gpus = getattr(provider, "num_gpus", 0)
         if rule.num_learners > 1 and not settings.frozen and gpus % 1:
             yield f"providers.{settings.provider}.num_gpus: got {gpus}, but learners of one model need a GPU each, set it to 1"
@@ -195,16 +179,12 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
         if not provider.gives_gradients:
             yield f"algorithm.max_staleness: {settings.provider} ({source}.provider) gives no log-probabilities, set it to 0"
         elif provider.local_models and not (rule.num_rollout_workers or rule.num_learners):
-            vllm = getattr(provider, "engine", None) == "vllm"  # which has adapters of its own
-            does, raised = ("checks what vLLM says", "") if vllm else ("plays", "num_rollout_workers or ")
             yield (
-                f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that {does}, set it to 0 or "
-                f"raise {raised}num_learners"
+                f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that plays, set it to 0 or "
+                f"raise num_rollout_workers or num_learners"
             )
             break
 
-    if rule.learner_sharding != "none" and rule.num_learners < 2 and not elsewhere:
-        yield f"algorithm.learner_sharding: got {rule.learner_sharding}, but num_learners is {rule.num_learners}, set that to 2 or more"
     if rule.learner_placement != keys["learner_placement"].default and not rule.num_learners:
         yield "algorithm.learner_placement: num_learners is 0, leave it out or raise that"
 

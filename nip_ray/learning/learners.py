@@ -5,9 +5,7 @@ Decisions that matter here:
   what the minibatch holds in all, by which `nip_ray.learning.token_losses.token_weights` weighs tokens, and the gradients only have to be
   added up;
 - the sum is the same in every process to the last bit, so all clip alike, step alike, and keep the same weights;
-- a process without a share of a small minibatch takes part with gradients of zero;
-- where they hold the model in parts (`nip_ray.learning.shards`), gradients are added up, and thrown away but for a process's part, while
-  they are computed. All else is the same, but a process with fewer passes than another has to go along for the rest.
+- a process without a share of a small minibatch takes part with gradients of zero.
 """
 
 from collections.abc import Sequence
@@ -19,10 +17,9 @@ from nip_ray.learning.token_losses import LossFigures
 
 
 class Learners:
-    """The processes of torch's default process group, one of which is this one. rank: which. size: how many. sharded: each holds a part."""
+    """The processes of torch's default process group, one of which is this one. rank: which. size: how many."""
 
-    def __init__(self, sharded: bool = False) -> None:
-        self.sharded = sharded
+    def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self._device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
@@ -42,12 +39,6 @@ class Learners:
         total = torch.tensor(value, dtype=torch.float64, device=self._device)
         distributed.all_reduce(total)
         return float(total)
-
-    def most(self, count: int) -> int:
-        """The largest of a number over all learners."""
-        largest = torch.tensor(count, device=self._device)
-        distributed.all_reduce(largest, distributed.ReduceOp.MAX)
-        return int(largest)
 
     def join(self, figures: LossFigures) -> LossFigures:
         """The figures of all learners together; each gives the same names."""

@@ -22,7 +22,7 @@ from nip_ray.cluster.interrupts import interruptible, kept
 from nip_ray.cluster.own_address import refusal
 from nip_ray.errors import UserError
 from nip_ray.secrets import secret
-from nip_ray.serving.shelf import DEFAULT, ModelFolders, Shelf, engine_factory
+from nip_ray.serving.shelf import DEFAULT, ModelFolders, Shelf
 from nip_ray.settings.providers import LocalProvider
 
 APP_NAME = "nip-ray-models"
@@ -35,7 +35,6 @@ class ServerSettings:
     """
 
     folders: ModelFolders
-    engine: str = "auto"
     max_batch_size: int = 32
     key_digest: str | None = None
     num_threads: int | None = None
@@ -53,7 +52,7 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
     from nip_ray.serving.protocol import MAX_BODY, ApiError, Replays, bearer_is, multipart, page, read_body
 
     folders, replays = settings.folders, Replays()
-    shelf = Shelf(engine_factory(settings.engine, settings.max_batch_size))
+    shelf = Shelf(settings.max_batch_size)
     uploads = jobs_api.Uploads(folders.folder / "uploads")
     jobs = jobs_api.Jobs(JobStore(folders.folder), uploads, training)
     app = FastAPI(title="nip_ray models", docs_url=None, redoc_url=None, openapi_url=None)
@@ -205,7 +204,6 @@ def serve_model(
     port: int,
     host: str = "127.0.0.1",
     num_gpus: float = 0,
-    engine: str = "auto",
     max_batch_size: int = 32,
     folder: Path = Path("served"),
     api_key_variable: str | None = None,
@@ -215,35 +213,34 @@ def serve_model(
 
     Raises UserError for a folder without a model, an unset variable, a port that is taken, a missing extra.
     """
-    settings = server_settings(model_dir, folder, engine, max_batch_size, api_key_variable)
+    settings = server_settings(model_dir, folder, max_batch_size, api_key_variable)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise UserError(f"port {port} on {host} cannot be used ({error.strerror}); choose another") from None
-    with interruptible():  # SIGTERM too: Ray's own handler would abort before its server is down
-        _serve_until_interrupted(settings, LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size), host, port, num_gpus)
-
-
-def _serve_until_interrupted(settings: ServerSettings, provider: LocalProvider, host: str, port: int, num_gpus: float) -> None:
     import ray
 
-    try:
-        _start_ray()
-        with kept():  # Ray Serve connects actors, which puts Ray's handlers in place again
-            url, _ = start_server(settings, provider, host, port, num_gpus=num_gpus)
-        print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
-        while True:
-            time.sleep(3600)
-    finally:
-        if ray.is_initialized():
-            ray.shutdown()  # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
+    from nip_ray.cluster.ray_session import start_local_ray
+
+    provider = LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size)
+    with interruptible():  # SIGTERM too: Ray's own handler would abort before its server is down
+        try:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            if not ray.is_initialized():  # a Ray of this server's own, whose ports are on the loopback
+                start_local_ray(include_dashboard=False, num_cpus=max(4, len(os.sched_getaffinity(0))))
+            with kept():  # Ray Serve connects actors, which puts Ray's handlers in place again
+                url, _ = start_server(settings, provider, host, port, num_gpus=num_gpus)
+            print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
+            while True:
+                time.sleep(3600)
+        finally:
+            if ray.is_initialized():
+                ray.shutdown()  # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
 
 
-def server_settings(
-    model_dir: Path | None, folder: Path, engine: str = "auto", max_batch_size: int = 32, api_key_variable: str | None = None
-) -> ServerSettings:
+def server_settings(model_dir: Path | None, folder: Path, max_batch_size: int = 32, api_key_variable: str | None = None) -> ServerSettings:
     """The settings from what a command line gives. Raises UserError; see `serve_model`."""
     named: tuple[tuple[str, Path], ...] = ()
     if model_dir is not None:
@@ -253,10 +250,9 @@ def server_settings(
     digest = None
     if api_key_variable is not None:
         digest = sha256(secret(api_key_variable, "this server, which clients must send").encode()).hexdigest()
-    engine_factory(engine, max_batch_size)  # refuses what is unknown
     folders = ModelFolders(folder.resolve(), named=named, any_path=False)
     folders.locate(named[0][0] if named else DEFAULT)
-    return ServerSettings(folders, engine, max_batch_size, digest)
+    return ServerSettings(folders, max_batch_size, digest)
 
 
 def _serve() -> Any:
@@ -265,14 +261,3 @@ def _serve() -> Any:
     except ImportError as error:
         raise UserError(f"the server needs an extra ({error}): pip install 'nip_ray[serve]'") from None
     return serve
-
-
-def _start_ray() -> None:
-    """A Ray of this server's own, whose ports are on the loopback."""
-    import ray
-
-    from nip_ray.cluster.ray_session import start_local_ray
-
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if not ray.is_initialized():
-        start_local_ray(include_dashboard=False, num_cpus=max(4, len(os.sched_getaffinity(0))))

@@ -19,7 +19,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,13 +65,18 @@ class ContinuousBatch:
 
     def __init__(self, model: Any, chat: ChatFormat, num_slots: int) -> None:
         """Raises UserError for a model that it cannot run."""
-        _check_attention(model, chat.tokenizer.name_or_path)
+        # slots hold all keys of all layers, and layers that forget (sliding windows, recurrent states) want other caches
+        others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
+        if others:
+            folder = chat.tokenizer.name_or_path
+            raise UserError(f"{folder}: this engine runs models with full attention, not {sorted(others)}; serve this one by vLLM")
         self.model, self.chat = model, chat
         base = model.get_base_model() if hasattr(model, "get_base_model") else model  # without adapters, which hide what it takes
         self._cache_key = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
         self.waiting: deque[Row] = deque()
         self.rows: list[Row] = []
-        self._ends = chat.ends | _ends_of(model)
+        named = model.generation_config.eos_token_id
+        self._ends = chat.ends | {*(named if isinstance(named, list) else [named])} - {None}
         self._slots = Slots(num_slots, chat.context)
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._making = threading.Lock()
@@ -113,8 +117,13 @@ class ContinuousBatch:
     def advance(self) -> None:
         """Admit those for whom there are slots, compute one token for every row, let those that are done go."""
         self._leave([index for index, row in enumerate(self.rows) if row.given_up()])
-        if len(self.rows) < self._slots.num_slots:
-            self._line_up()
+        room = self._slots.num_slots - len(self.rows)
+        if room:  # drop who gave up; those who join now do so in the order of what there is to compute of their prompts
+            waiting = [row for row in self.waiting if not row.given_up()]
+            joining = waiting[:room]
+            if len(joining) > 1:
+                joining.sort(key=lambda row: len(row.request.prompt) - self._slots.shared_beginning(row.request.prompt)[1])
+            self.waiting = deque([*joining, *waiting[room:]])
         while self.waiting and len(self.rows) < self._slots.num_slots:
             self._prefill()
         if self.rows:
@@ -128,15 +137,6 @@ class ContinuousBatch:
             while len(self._grammars) > _MOST_GRAMMARS:
                 self._grammars.popitem(last=False)
         return found
-
-    def _line_up(self) -> None:
-        """Drop who gave up; those who will join are put in the order of what there is to compute of their prompts."""
-        waiting = [row for row in self.waiting if not row.given_up()]
-        room = self._slots.num_slots - len(self.rows)
-        joining = waiting[:room]
-        if len(joining) > 1:
-            joining.sort(key=lambda row: len(row.request.prompt) - self._slots.shared_beginning(row.request.prompt)[1])
-        self.waiting = deque([*joining, *waiting[room:]])
 
     def _prefill(self) -> None:
         """Compute the prompts of the first who wait, as many as `PREFILL` and the slots allow, and draw the first token of each reply."""
@@ -267,16 +267,3 @@ def _aligned(parts: list[list[int]], starts: list[int], longest: int) -> tuple[T
     ids_BQ = torch.zeros_like(place_BQ)
     ids_BQ[place_BQ >= 0] = torch.tensor(list(chain.from_iterable(parts)))
     return ids_BQ, torch.where(place_BQ >= 0, place_BQ + torch.tensor(starts)[:, None], -1)
-
-
-def _ends_of(model: Any) -> frozenset[int]:
-    """The end tokens that the model's own generation settings name."""
-    named = model.generation_config.eos_token_id
-    return frozenset(named if isinstance(named, list) else [named]) - {None}
-
-
-def _check_attention(model: Any, folder: Path | str) -> None:
-    """Slots hold all keys of all layers: layers that forget (sliding windows, recurrent states) are another engine's business."""
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
-        raise UserError(f"{folder}: this engine runs models with full attention, not {sorted(kinds - {'full_attention'})}; use engine vllm")

@@ -224,10 +224,6 @@ class ChatFormat:
         words = {word for word in words if len(word) > 1 and word.strip()}
         return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))) if words else None
 
-    @cached_property
-    def _knows_names(self) -> bool:
-        return bool(_KNOWS_NAMES.search(str(self.tokenizer.chat_template)))
-
     def _render(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
         plain = [self._plain(message) for message in messages]
         try:
@@ -239,7 +235,7 @@ class ChatFormat:
         content, name = self._harmless(message.get("content") or ""), self._harmless(message.get("name") or "")
         if not name:
             return {"role": message["role"], "content": content}
-        if self._knows_names:
+        if _KNOWS_NAMES.search(str(self.tokenizer.chat_template)):
             return {"role": message["role"], "content": content, "name": name}
         return {"role": message["role"], "content": f"{name}: {content}"}
 

@@ -100,7 +100,10 @@ def train(
     """What one process, or each of several workers, does: train, and (the first worker) write the model to `target`."""
     transformers = local_llm("transformers")
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
-    model = load_model(base_dir, _dtype(recipe), **_quantization(recipe))
+    dtype = recipe.dtype  # of the weights that are loaded; adapters themselves are in single precision
+    if dtype == "auto":
+        dtype = "bfloat16" if recipe.adaptation == "lora" and _has_gpu() else "float32"
+    model = load_model(base_dir, dtype, **_quantization(recipe))
     chat = load_format(base_dir, context_of(model, recipe.max_length))
     watch = _watcher(on_step, should_stop)
     kept = target.with_name("trainer") if checkpoints is None else checkpoints
@@ -122,7 +125,8 @@ def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: 
     """TRL's trainer for the recipe, over tokens that we made."""
     datasets, trl = local_llm("datasets"), local_llm("trl")
     examples = parse_examples(data, recipe.method)
-    common = {"model": model, "processing_class": chat.tokenizer, "callbacks": [watch], "peft_config": _adapters(recipe)}
+    adapters = None if recipe.adaptation == "full" else lora_config(recipe.lora_rank)
+    common = {"model": model, "processing_class": chat.tokenizer, "callbacks": [watch], "peft_config": adapters}
     if recipe.method == "supervised":
         rows = datasets.Dataset.from_list(supervised_rows(examples, chat))
         return trl.SFTTrainer(args=trl.SFTConfig(**_arguments(recipe, folder)), train_dataset=rows, **common)
@@ -133,7 +137,8 @@ def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: 
 
 
 def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    gpu = _has_gpu()
+    gpu, options = _has_gpu(), local_llm("transformers").TrainingArguments.__dataclass_fields__
+    newer = "activation_checkpointing"  # versions of transformers differ, and those that have it warn of the older name
     return {
         "output_dir": str(folder),
         "num_train_epochs": recipe.num_epochs,
@@ -152,16 +157,9 @@ def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "use_cpu": not gpu,
         "bf16": gpu,
-        _checkpointing_option(): gpu if recipe.checkpointing is None else recipe.checkpointing,
+        newer if newer in options else "gradient_checkpointing": gpu if recipe.checkpointing is None else recipe.checkpointing,
         "dataloader_pin_memory": gpu,
     }
-
-
-def _dtype(recipe: Recipe) -> str:
-    """Of the weights that are loaded; adapters themselves are in single precision."""
-    if recipe.dtype != "auto":
-        return recipe.dtype
-    return "bfloat16" if recipe.adaptation == "lora" and _has_gpu() else "float32"
 
 
 def _quantization(recipe: Recipe) -> dict[str, Any]:
@@ -171,17 +169,6 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
     kind = local_llm("transformers").BitsAndBytesConfig
     how = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
     return {"quantization_config": kind(load_in_4bit=True, **how), "device_map": {"": 0}}
-
-
-def _checkpointing_option() -> str:
-    """What trading compute for memory is called: versions of transformers differ, and the newer ones warn of the older name."""
-    fields = local_llm("transformers").TrainingArguments.__dataclass_fields__
-    return "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
-
-
-def _adapters(recipe: Recipe) -> Any:
-    """PEFT's settings of the adapters, None where all weights are trained."""
-    return None if recipe.adaptation == "full" else lora_config(recipe.lora_rank)
 
 
 def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:

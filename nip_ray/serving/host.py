@@ -25,7 +25,7 @@ from nip_ray.serving.extras import check_installed, check_quantized, local_llm
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.serving.hangs import watchable
 from nip_ray.serving.jobs import JobStore, StoredJob, run_job
-from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
+from nip_ray.serving.shelf import ModelFolders, Shelf
 from nip_ray.settings.providers import LocalProvider
 
 
@@ -40,7 +40,6 @@ class LocalHost:
 def start_host(settings: LocalProvider, folder: Path) -> LocalHost:
     """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing libraries."""
     check_installed()
-    engine_factory(settings.engine, settings.max_batch_size, _all_merged(settings))  # refuses what is unknown
     folders = ModelFolders(Path(folder).resolve(), settings.default_model_seed)
     chat = _actor(ChatHost, settings, 1000, folders, settings)
     training = start_training(settings, folders)
@@ -80,10 +79,6 @@ def _actor(kind: type, settings: LocalProvider, concurrency: int, *arguments: An
     return watchable(kind).options(**options, max_restarts=-1, max_task_retries=-1).remote(*arguments)
 
 
-def _all_merged(settings: LocalProvider) -> bool:
-    return settings.method == "full" or settings.save_merged
-
-
 def _use_threads(settings: LocalProvider) -> None:
     import torch
 
@@ -97,7 +92,7 @@ class ChatHost:
         """See `start_host`."""
         _use_threads(settings)
         self._folders = folders
-        self._shelf = Shelf(engine_factory(settings.engine, settings.max_batch_size, _all_merged(settings)))
+        self._shelf = Shelf(settings.max_batch_size)
         threading.Thread(target=_load_libraries, name="loading", daemon=True).start()  # while the other actor starts
 
     async def ready(self) -> None:
@@ -170,12 +165,8 @@ class TrainingHost:
 
     def _work(self) -> None:
         while True:
-            job = self._begin(self._queue.get())
+            job_id, job = self._queue.get(), None
+            with self._lock, suppress(UserError):  # None: it was cancelled before, or somebody removed its folder
+                job = self.store.begin(self.store.get(job_id))
             if job is not None:
                 run_job(self.store, job, self._settings, self._folders.locate)
-
-    def _begin(self, job_id: str) -> StoredJob | None:
-        """The job, now marked as running; None for one that was cancelled before, or whose folder somebody removed."""
-        with self._lock, suppress(UserError):
-            return self.store.begin(self.store.get(job_id))
-        return None

@@ -177,10 +177,6 @@ class JobStore:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
         return [json.loads(line) for line in lines]
 
-    def model_dir(self, name: str) -> Path:
-        """Where the model called `name` is or will be."""
-        return self.models / name
-
 
 def job_id_of(key: str) -> str:
     """The id of the job with this key."""
@@ -204,7 +200,7 @@ def run_job(store: JobStore, job: StoredJob, provider: LocalProvider, base_dir: 
     watch = (partial(store.add_event, job.id), partial(store.cancel_wanted, job.id))
     try:
         base, data = base_dir(job.spec.model), store.read_file(job.file_id)
-        done = fine_tune(base, data, store.model_dir(name), recipe(job.spec, provider), store.jobs / job.id / "checkpoints", *watch)
+        done = fine_tune(base, data, store.models / name, recipe(job.spec, provider), store.jobs / job.id / "checkpoints", *watch)
     except Cancelled:
         return store.finish(job, "cancelled")
     except (UserError, TrainingError) as error:

@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so.
-  They hold all of it each, or a part (`learner_sharding`); either way the first gives away whole weights;
+  The first gives away weights and state;
 - a placement group has them on as few nodes as it can, or on as many. In a trial of a sweep they are in the trial's own;
 - who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a model in the
   driver's process, which samples by the weights that it last took while the actors learn;
@@ -42,7 +42,7 @@ class PolicyLearner:
         self._store = distributed.TCPStore(host, 0, self._size, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
-    def begin(self, address: tuple[str, int], folder: Path, settings: LocalProvider, seed: int, sharded: bool) -> None:
+    def begin(self, address: tuple[str, int], folder: Path, settings: LocalProvider, seed: int) -> None:
         """Meet the others and load the model."""
         import torch
 
@@ -50,7 +50,7 @@ class PolicyLearner:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=self._rank, world_size=self._size)
         torch.set_num_threads(settings.threads)
-        self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners(sharded))
+        self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What this method of its `PolicyModel` gives."""
@@ -78,7 +78,7 @@ class LearnerGroup:
         self.prompt_tokens, self.reply_tokens = self._sampler.prompt_tokens, self._sampler.reply_tokens
         self.sample, self.forget, self.logprobs = self._sampler.sample, self._sampler.forget, self._sampler.logprobs
         self.take, self.steps = self._sampler.take, 0
-        self._sharded, self._placed = rule.learner_sharding == "full", None
+        self._placed = None
         options: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
         bundle = {name: amount for name, amount in (("CPU", settings.num_cpus), ("GPU", settings.num_gpus)) if amount}
         if bundle and get_current_placement_group() is None:
@@ -88,7 +88,12 @@ class LearnerGroup:
         self._actors = [kind.remote(rank, rule.num_learners) for rank in range(rule.num_learners)]
         self._watch = ActorWatch({f"learner {rank}": actor for rank, actor in enumerate(self._actors)}, hang_timeout_s)
         address = self._results([self._actors[0].address.remote()])
-        self._results([actor.begin.remote(address, folder.resolve(), settings, seed, self._sharded) for actor in self._actors])
+        self._results([actor.begin.remote(address, folder.resolve(), settings, seed) for actor in self._actors])
+
+    @property
+    def prompts_cut(self) -> int:
+        """See `Policy.prompts_cut`; the model that samples makes the prompts."""
+        return self._sampler.prompts_cut
 
     def keep_start(self, folder: Path) -> None:
         """Load the model in `folder`, to which KL divergences are."""
@@ -110,11 +115,11 @@ class LearnerGroup:
 
     def weights(self) -> dict[str, Tensor]:
         """See `PolicyModel.weights`."""
-        return self._whole("weights")
+        return self._results([self._actors[0].call.remote("weights")])
 
     def state(self) -> dict[str, Any]:
         """See `PolicyModel.state`."""
-        return self._whole("state")
+        return self._results([self._actors[0].call.remote("state")])
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Let all continue from it; see `PolicyModel.set_state`."""
@@ -124,8 +129,7 @@ class LearnerGroup:
 
     def save(self, folder: Path) -> str:
         """See `PolicyModel.save`."""
-        self._whole("save", folder.resolve())
-        return folder.name
+        return self._results([self._actors[0].call.remote("save", folder.resolve())])
 
     def close(self) -> None:
         """End the actors."""
@@ -134,10 +138,6 @@ class LearnerGroup:
             ray.kill(actor)
         if self._placed is not None:
             remove_placement_group(self._placed)
-
-    def _whole(self, method: str, *arguments: Any) -> Any:
-        """What the first gives back, which takes all of them where each has a part."""
-        return self._results([actor.call.remote(method, *arguments) for actor in self._actors[: None if self._sharded else 1]])
 
     def _all(self, method: str, *arguments: Any) -> Any:
         return self._results([actor.call.remote(method, *arguments) for actor in self._actors])

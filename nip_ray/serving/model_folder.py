@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,14 @@ def context_of(model: Any, limit: int | None = None) -> int:
     return min(own, limit) if limit else own
 
 
-def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False, state: dict[str, Any] | None = None) -> None:
+def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -> None:
     """Write a model and its tokenizer to `target`, which is made: all weights, or of a model of PEFT its adapters (see `name_base`).
 
-    merged: besides the adapters, all weights with these merged in; the model is used up by that. state: its weights (none: as it has them).
+    merged: besides the adapters, all weights with these merged in; the model is used up by that.
     """
     target.mkdir(parents=True)
     if isinstance(model, local_llm("peft").PeftModel):
-        model.save_pretrained(target / ADAPTER, state_dict=state)
+        model.save_pretrained(target / ADAPTER)
         (target / ADAPTER / "README.md").unlink(missing_ok=True)  # a form for a hub, with this machine's paths in it
         if not merged:
             config = model.get_base_model().config
@@ -66,7 +65,7 @@ def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False, s
             config.save_pretrained(target)
         model = model.merge_and_unload() if merged else None
     if model is not None:
-        model.save_pretrained(target, state_dict=state)
+        model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 
 
@@ -77,24 +76,9 @@ def name_base(written: Path, home: Path, base: Path) -> None:
     (written / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
 
 
-def lora_config(rank: int, target_modules: str | list[str] = "all-linear", **options: Any) -> Any:
+def lora_config(rank: int) -> Any:
     """How PEFT makes our adapters."""
-    return local_llm("peft").LoraConfig(
-        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=target_modules, task_type="CAUSAL_LM", **options
-    )
-
-
-def write_adapters(weights: Mapping[str, Any], folder: Path, rank: int, base: Path) -> None:
-    """Write low-rank adapters to `folder`, which is made, in the form of PEFT. weights: their tensors by name, as `base` has them in it
-    (`nip_ray.serving.policy_model.PolicyModel.weights`).
-    """
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True)
-    modules = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in weights})
-    lora_config(rank, modules, base_model_name_or_path=str(base), inference_mode=True).save_pretrained(folder)
-    named = {f"base_model.model.{name.replace('.default.', '.')}": weight.contiguous() for name, weight in weights.items()}
-    save_file(named, folder / "adapter_model.safetensors")
+    return local_llm("peft").LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def first_line(error: Exception) -> str:

@@ -7,8 +7,6 @@ Decisions that matter here:
   shares who names the same folder: a frozen model costs memory once, and no optimizer;
 - a step is one AdamW step on the exact minibatch: its parts (`nip_ray.learning.token_rows`) only save memory;
 - before weights change, loss and gradient are checked: what is not finite ends the run with the last good weights;
-- learners may hold the model in parts (`nip_ray.learning.shards`): such a one learns and does not sample, and what it gives away are whole
-  tensors, in the first process alone. All take part in that, as in steps;
 - state is tensors and plain values, the same whoever holds it. On a CPU a model that is restored learns on as if nothing had been.
 """
 
@@ -29,7 +27,6 @@ from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.learners import Learners
-from nip_ray.learning.shards import gathered, part_of, shard, whole
 from nip_ray.learning.token_losses import (
     LossFigures,
     Surrogate,
@@ -81,11 +78,8 @@ class PolicyModel:
         self._settings, self._start = settings, None
         self._lora = trained and settings.method == "lora"
         on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._sharded = learners is not None and learners.sharded
         with _enough_memory(f"{model_dir}: its weights", _SMALLER):
-            self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on, self._sharded)
-            if self._sharded:
-                shard(self._model, on)
+            self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
         self.chat = load_format(model_dir, context_of(self._model, settings.max_length))
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
@@ -185,20 +179,16 @@ class PolicyModel:
         total, figures, learners = 0.0, [], self._learners
         own = turns if learners is None else [turns[number] for number in shares(turns, learners.size)[learners.rank]]
         with _enough_memory(f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass"):
-            parts = [*parts_of(own, settings.micro_batch_tokens)]
-            others = learners.most(len(parts)) - len(parts) if learners is not None and learners.sharded else 0
-            for part in parts:
+            for part in parts_of(own, settings.micro_batch_tokens):
                 loss, told = loss_of(part.to(self._model.device))
                 loss.backward()
                 total += float(loss.detach())
                 figures.append(told)
-            self._go_along(others, turns, loss_of)
         if learners is not None:
-            if not learners.sharded:
-                learners.add_gradients([*self._learned.values()])
+            learners.add_gradients([*self._learned.values()])
             total = learners.add(total)
         with _enough_memory("the optimizer's moments", _SMALLER):
-            norm = float(whole(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf"))))
+            norm = float(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf")))
             if not (math.isfinite(total) and math.isfinite(norm)):
                 raise not_finite(f"loss {total}, norm of the gradient {norm}")
             for group in self._optimizer.param_groups:
@@ -208,18 +198,11 @@ class PolicyModel:
         self._batch.forget()
         return total, norm, figures
 
-    def _go_along(self, passes: int, turns: Sequence[Turn], loss_of: Callable[[Part], tuple[Tensor, Any]]) -> None:
-        """Passes that others need to have this one's part of the weights, with gradients of zero."""
-        shortest = min(turns, key=lambda turn: len(turn.prompt) + len(turn.reply))
-        for _ in range(passes):
-            (part,) = parts_of([shortest], 1)
-            (loss_of(part.to(self._model.device))[0] * 0.0).backward()
-
     # ---------------------------------------------------------------------------------------------------------- state
 
     def weights(self) -> dict[str, Tensor]:
         """What is learned, by name (copies, on the CPU): all weights or the adapters."""
-        return gathered(self._learned)
+        return _copies(self._learned)
 
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:
@@ -227,7 +210,7 @@ class PolicyModel:
         if weights.keys() != self._learned.keys():
             raise ValueError(f"weights are {sorted(weights)[:3]}..., expected {sorted(self._learned)[:3]}...")
         for name, weight in self._learned.items():
-            weight.copy_(part_of(weights[name], weight))
+            weight.copy_(weights[name])
         self._batch.forget()
 
     def state(self) -> dict[str, Any]:
@@ -235,7 +218,7 @@ class PolicyModel:
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state
-        moments = {name: gathered(known[weight]) for name, weight in self._learned.items() if weight in known}
+        moments = {name: _copies(known[weight]) for name, weight in self._learned.items() if weight in known}
         return {"steps": self.steps, "weights": self.weights(), "moments": moments}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -250,23 +233,17 @@ class PolicyModel:
         self._optimizer.state.clear()
         for name, kinds in state["moments"].items():
             weight = self._learned[name]
-            self._optimizer.state[weight] = {
-                kind: value.clone() if kind == "step" else part_of(value, weight).clone() for kind, value in kinds.items()
-            }
+            self._optimizer.state[weight] = {kind: (value if kind == "step" else value.to(weight)).clone() for kind, value in kinds.items()}
 
     def save(self, folder: Path) -> str:
         """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base. Whole, or not at all.
 
         Returns its name, by which the provider serves it.
         """
-        model = self._adapted or self._model
-        held = gathered(model.state_dict()) if self._sharded else None
-        if self._learners is not None and self._learners.rank:
-            return folder.name
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
         shutil.rmtree(aside, ignore_errors=True)
-        save_model(model, self.chat.tokenizer, aside, state=held)
+        save_model(self._adapted or self._model, self.chat.tokenizer, aside)
         if self._adapted is not None:
             name_base(aside, folder, self.folder if self._lora else base_of(self.folder) or self.folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -277,7 +254,7 @@ class PolicyModel:
         """See `Policy.close`."""
 
 
-_SMALLER = "use providers.<provider>.method: lora, algorithm.learner_sharding: full, or a smaller model"
+_SMALLER = "use providers.<provider>.method: lora, or a smaller model"
 
 
 @contextmanager
@@ -291,24 +268,23 @@ def _enough_memory(what: str, remedy: str = "lower it") -> Iterator[None]:
         raise UserError(f"{what} need more memory than there is; {remedy}") from None
 
 
-def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device, sharded: bool) -> tuple[Any, Any, Any]:
-    """(the shared base or None, the model of PEFT or None, the model that computes). sharded: to be; on the CPU and with nobody else."""
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device) -> tuple[Any, Any, Any]:
+    """(the shared base or None, the model of PEFT or None, the model that computes)."""
     dtype: Any = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if settings.method == "lora" and device.type == "cuda" else "float32"
     if trained and settings.method == "full":
-        model = load_model(folder, dtype)
-        return None, None, model if sharded else _aligned(model.to(device))
+        return None, None, _aligned(load_model(folder, dtype).to(device))
     adapters_of = None if trained else base_of(folder)
-    if sharded:
-        base, model = None, load_model(adapters_of or folder, dtype).requires_grad_(False)
-    else:
-        model = base = _shared(adapters_of or folder, dtype, device)
+    base = _shared(adapters_of or folder, dtype, device)
     if not trained and adapters_of is None:
-        return base, None, model
+        return base, None, base
     peft = local_llm("peft")
-    if base is not None:
-        model = copy.deepcopy(base, {id(held): held for held in chain(base.parameters(), base.buffers())})
+    model = copy.deepcopy(base, {id(held): held for held in chain(base.parameters(), base.buffers())})
     if adapters_of is not None:
         adapted = peft.PeftModel.from_pretrained(model, str(folder / ADAPTER))
     else:

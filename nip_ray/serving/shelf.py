@@ -9,33 +9,19 @@ Decisions that matter here:
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from nip_ray.errors import UserError
 from nip_ray.serving.default_model import save_default_model
+from nip_ray.serving.engine import Engine
 
 DEFAULT = "default"
 MAX_ENGINES = 4
 UNLIMITED = 1024
 """The most tokens of a reply for which no limit was given."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
-class AnyEngine(Protocol):
-    """What an engine must have: `Engine` and `VllmEngine` do."""
-
-    chat: Any
-
-    def submit(self, request: Any, on_text: Callable[[str], None] | None = None) -> "Future[Any]":
-        """See `Engine.submit`."""
-        ...
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -73,9 +59,10 @@ class ModelFolders:
 class Shelf:
     """Engines by the folder of their model, for one event loop."""
 
-    def __init__(self, build: Callable[[Path], AnyEngine], max_engines: int = MAX_ENGINES) -> None:
-        self._build, self._max = build, max_engines
-        self._engines: dict[Path, AnyEngine] = {}
+    def __init__(self, max_batch_size: int) -> None:
+        """max_batch_size: replies that an engine generates at once."""
+        self._max_batch_size = max_batch_size
+        self._engines: dict[Path, Engine] = {}
         self._users: dict[Path, int] = {}
         self._loading = asyncio.Lock()
 
@@ -120,41 +107,15 @@ class Shelf:
             engine.close()
         self._engines.clear()
 
-    async def _engine(self, folder: Path) -> AnyEngine:
+    async def _engine(self, folder: Path) -> Engine:
         """The engine of a folder, which now counts as busy with one more call."""
         async with self._loading:
             engine = self._engines.pop(folder, None)
             if engine is None:
-                self._make_room()
-                engine = await asyncio.to_thread(self._build, folder)
+                idle = [one for one in self._engines if not self._users.get(one)]  # the one not used for longest first
+                for one in idle[: max(0, len(self._engines) - MAX_ENGINES + 1)]:
+                    self._engines.pop(one).close()
+                engine = await asyncio.to_thread(Engine, folder, self._max_batch_size)
             self._engines[folder] = engine  # at the end: the one used last
             self._users[folder] = self._users.get(folder, 0) + 1
         return engine
-
-    def _make_room(self) -> None:
-        for folder in list(self._engines):
-            if len(self._engines) < self._max:
-                return
-            if not self._users.get(folder):
-                self._engines.pop(folder).close()
-
-
-def engine_factory(choice: str, max_batch_size: int, merged: bool = True) -> Callable[[Path], AnyEngine]:
-    """What builds engines. choice: `torch`, `vllm`, or `auto`: vllm where there is a GPU and it is installed. merged: every model has all
-    of its weights in its folder.
-
-    Raises UserError for an engine that is unknown or not installed, or does not read adapters.
-    """
-    from nip_ray.serving.vllm_engine import vllm_is_usable
-
-    if choice not in ("auto", "torch", "vllm"):
-        raise UserError(f"engine: {choice!r} is unknown; choose auto, torch or vllm")
-    if choice == "vllm" or (choice == "auto" and vllm_is_usable()):
-        from nip_ray.serving.vllm_engine import VllmEngine
-
-        if not merged:
-            raise UserError("engine vllm reads whole models, and fine-tuning by lora saves adapters: set save_merged to true")
-        return lambda folder: VllmEngine(folder, max_batch_size)
-    from nip_ray.serving.engine import Engine
-
-    return lambda folder: Engine(folder, max_batch_size)

@@ -23,12 +23,10 @@ class TextStream:
         if found:
             self.stopped, safe = True, whole[: min(found)]
         else:
-            safe = whole if final else self._certain(whole)
+            safe = whole
+            if not final:  # the end may still change: cut characters, and beginnings of stop texts
+                safe = whole.rstrip(_PARTIAL)
+                held = [size for text in self._stop for size in range(1, len(text)) if safe.endswith(text[:size])]
+                safe = safe[: len(safe) - max(held, default=0)]
         piece, self.text = safe[len(self.text) :], safe
         return piece
-
-    def _certain(self, whole: str) -> str:
-        """`whole` without an end that may still change: cut characters, and beginnings of stop texts."""
-        whole = whole.rstrip(_PARTIAL)
-        held = [size for text in self._stop for size in range(1, len(text)) if whole.endswith(text[:size])]
-        return whole[: len(whole) - max(held, default=0)]

@@ -80,9 +80,6 @@ class TokenTrainingSettings:
         0, "Ray actors with all models that play dialogues, each its share of an iteration's (0: the main process plays).", ge=0
     )
     num_learners: int = option(0, "Ray actors that learn each model together (0: the main process learns).", ge=0)
-    learner_sharding: Literal["none", "full"] = option(
-        "none", "What each learner of a model holds: all of it, or a part of its weights, gradients and optimizer state (full: FSDP)."
-    )
     learner_placement: Literal["pack", "spread"] = option(
         "pack", "How Ray places a model's learners: on as few nodes as it can, or on as many (spread)."
     )

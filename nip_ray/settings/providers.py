@@ -8,9 +8,6 @@ from urllib.parse import urlsplit
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters that vLLM makes room for; smaller ones fit in."""
-
 
 def address_fault(address: str) -> str | None:
     """What is wrong with the address of a service, and what would be right; None where nothing is."""
@@ -192,12 +189,8 @@ class LocalProvider(ProviderSettings):
     )
     optimizer: Literal["adamw", "adamw_8bit"] = option("adamw", "AdamW, or with moments in 8 bits (needs CUDA and extra quantized).")
     quantize_base: bool = option(False, "Hold the frozen base in 4 bits while adapters learn (lora; needs CUDA and extra quantized).")
-    save_merged: bool = option(False, "Save whole models with the adapters merged in, not adapters alone (lora; vLLM needs it).")
+    save_merged: bool = option(False, "Save whole models with the adapters merged in, not adapters alone (lora; a served vLLM needs it).")
     num_training_workers: int = option(1, "Workers of a fine-tuning; more than one through Ray Train.", ge=1)
-    engine: Literal["auto", "torch", "vllm"] = option(
-        "auto", "What generates: torch, vllm (extra vllm, a GPU), or vllm where it can (auto; under policy_gradient that is torch)."
-    )
-    vllm_memory: float = option(0.5, "Share of a GPU's memory that vLLM takes under policy_gradient; learning needs the rest.", gt=0, le=1)
     num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
     default_model_seed: int = option(0, "Seed of the weights of the models called `default` and `words`.", ge=0)
     word_model: WordModelSettings = option(WordModelSettings, "The model called `words`.")
@@ -224,8 +217,6 @@ class LocalProvider(ProviderSettings):
             if size % parts:
                 key = "gradient_accumulation_steps" if self.gradient_accumulation_steps > 1 else "num_training_workers"
                 yield f"{key}: {size} examples of a step cannot be shared out over {parts} parts, change either"
-        if self.engine != "vllm" and self.vllm_memory != 0.5:
-            yield "vllm_memory: for engine vllm only, leave it out"
         for key, unset in (("quantize_base", False), ("save_merged", False), ("lora_rank", 16)):
             if self.method == "full" and getattr(self, key) != unset:
                 yield f"{key}: for method lora only, leave it out"

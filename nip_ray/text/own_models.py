@@ -7,7 +7,7 @@ from typing import Any
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.play.dialogue import Chat
-from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
+from nip_ray.serving.shelf import ModelFolders, Shelf
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.dialogues.runner import AgentClient
@@ -23,7 +23,7 @@ class OwnChat(LocalChat):
         import torch
 
         torch.set_num_threads(settings.threads)
-        self._folders, self._shelf = folders, Shelf(engine_factory("torch", settings.max_batch_size))
+        self._folders, self._shelf = folders, Shelf(settings.max_batch_size)
 
     async def close(self) -> None:
         """Stop all engines."""

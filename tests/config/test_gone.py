@@ -2,7 +2,6 @@
 
 import pytest
 
-from nip_ray.config.gone import GONE
 from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
 
@@ -13,6 +12,7 @@ from nip_ray.errors import UserError
         ({"runtime": {"static_shapes": True}}, r"runtime\.static_shapes: was removed; .*eager"),
         ({"learners": {"shard": True}}, r"learners\.shard: was removed; learners\.num_learners"),
         ({"learners": {"partition": "agents"}}, r"learners\.partition: was removed; agents learn in the main process"),
+        ({"algorithm": {"name": "policy_gradient", "learner_sharding": "full"}}, r"algorithm\.learner_sharding: was removed; .*lora"),
         ({"strict": True}, "strict: was removed; .*--dry-run"),
         ({"runtime": {"spot_notices": "aws", "spot_interval_s": 2.0}}, r"runtime\.spot_notices: was removed; .*SIGTERM"),
     ],
@@ -20,7 +20,8 @@ from nip_ray.errors import UserError
 def test_a_removed_key_that_said_something_is_refused_and_dropped_in_what_a_run_stored(data: dict, named: str) -> None:
     with pytest.raises(UserError, match=named):
         config_from_dict(data)
-    assert config_from_dict(data, stored=True) == config_from_dict({})
+    kept = {key: {"name": part["name"]} for key, part in data.items() if key == "algorithm"}
+    assert config_from_dict(data, stored=True) == config_from_dict(kept)
 
 
 def test_a_full_config_of_an_earlier_version_says_the_same() -> None:
@@ -28,4 +29,14 @@ def test_a_full_config_of_an_earlier_version_says_the_same() -> None:
     assert config_from_dict({"strict": False, "runtime": runtime}) == config_from_dict({"runtime": {"num_threads": 2}})
     solo = {"algorithm": {"name": "solo", "clip_gradients": "joint"}}
     assert config_from_dict(solo) == config_from_dict({"algorithm": {"name": "solo"}})
-    assert all("." not in path.partition(".")[2] for path in GONE), "one level of sections is looked into"
+
+
+def test_keys_of_a_local_provider_that_are_gone_are_looked_for_in_each_provider_of_that_name() -> None:
+    text = {"scenario": {"name": "code_validation"}, "providers": {"ours": {"name": "local", "engine": "vllm", "vllm_memory": 0.3}}}
+    with pytest.raises(UserError) as caught:
+        config_from_dict(text)
+    assert [str(fault).partition(":")[0] for fault in caught.value.args] == ["providers.ours.engine", "providers.ours.vllm_memory"]
+    text["providers"] = {"ours": {"name": "local", "engine": "auto", "vllm_memory": 0.5}}
+    assert config_from_dict(text) == config_from_dict({**text, "providers": {"ours": {"name": "local"}}})
+    with pytest.raises(UserError, match=r"providers\.ours\.engine: unknown key"):
+        config_from_dict({**text, "providers": {"ours": {"name": "dummy", "engine": "auto"}}})

@@ -39,7 +39,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
-        {"algorithm": {"num_rollout_workers": 16, "max_staleness": 1, "num_learners": 2, "learner_sharding": "full"}},
+        {"algorithm": {"num_rollout_workers": 16, "max_staleness": 1, "num_learners": 2}},
         {"scenario": SHARED, "opponents": {"agents": ["prover"]}},
         {**SERVICE, "scenario": {"agents": {"_default": REMOTE, "verifier": {**REMOTE, "frozen": True, "temperature": 0.3}}}},
     ],
@@ -145,10 +145,9 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             {**SERVICE, "scenario": {"agents": {"prover": REMOTE}}, "algorithm": {"num_rollout_workers": 2, "num_learners": 2}},
             ["algorithm.num_rollout_workers: for models of this cluster, and remote", "algorithm.num_learners: for models of this cluster"],
         ),
-        ({"algorithm": {"num_learners": 1, "learner_sharding": "full"}}, ["algorithm.learner_sharding: got full, but num_learners is 1"]),
         (
-            {**SERVICE, "scenario": {"agents": {"_default": REMOTE}}, "algorithm": {"learner_sharding": "full"}},
-            ["algorithm.learner_sharding: for models of this cluster, and remote"],
+            {**SERVICE, "scenario": {"agents": {"_default": REMOTE}}, "algorithm": {"num_learners": 2}},
+            ["algorithm.num_learners: for models of this cluster, and remote"],
         ),
         ({"algorithm": {"learner_placement": "spread"}}, ["algorithm.learner_placement: num_learners is 0"]),
         (
@@ -174,22 +173,6 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
                 "algorithm.agents.prover.entropy_coefficient: needs the probabilities of all",
             ],
         ),
-        (
-            {
-                "providers": {"local": {"name": "local", "engine": "vllm", "method": "full", "lora_rank": 513}},
-                "algorithm": {"num_rollout_workers": 2},
-            },
-            [
-                "algorithm.num_rollout_workers: the main process plays by vLLM",
-                "providers.local.method: got full, but vLLM",
-                "providers.local.lora_rank: got 513",
-            ],
-        ),
-        (
-            {"providers": {"local": {"name": "local", "engine": "vllm"}}, "algorithm": {"max_staleness": 1}},
-            ["algorithm.max_staleness: got 1, but the very model that learns is the one that checks what vLLM says"],
-        ),
-        ({"providers": {"local": {"name": "local", "vllm_memory": 0.3}}}, ["providers.local.vllm_memory: for engine vllm only"]),
         ({"providers": {"local": {"name": "local", "num_training_workers": 2}}}, ["providers.local.num_training_workers: is for"]),
         (
             {"providers": {"local": {"name": "local", "method": "full", "lora_rank": 4}}, "runtime": {"num_threads": 2}},

@@ -17,7 +17,6 @@ from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.model_folder import load_model
 from nip_ray.serving.recipe import Recipe
 from nip_ray.serving.scoring import Scorer, completion_logprob
-from nip_ray.serving.shelf import engine_factory
 from nip_ray.settings.providers import LocalProvider
 
 from .data import chats, preferences, supervised
@@ -133,8 +132,6 @@ def test_what_cannot_work_here_is_refused(default_dir: Path, tmp_path: Path) -> 
     (tmp_path / "out" / "base.json").write_text('{"base": "../gone"}')
     with pytest.raises(UserError, match="which is gone"):
         load_model(tmp_path / "out")
-    with pytest.raises(UserError, match="save_merged"):
-        engine_factory("vllm", 1, merged=False)
 
 
 def test_hyper_parameters_of_a_job() -> None:

@@ -29,7 +29,7 @@ def test_a_job_from_start_to_end(store: JobStore, default_dir: Path) -> None:
     done = run_job(store, begun, FULL, lambda name: default_dir)
     assert (done.status, done.model, done.error, done.starts) == ("succeeded", "verifier-1-aaaaaaaaaaaa", None, 1)
     assert done.trained_tokens
-    assert (store.model_dir(done.model or "") / "config.json").is_file()
+    assert (store.models / (done.model or "") / "config.json").is_file()
     assert [event["step"] for event in store.events(job.id)] == [1, 2]
     assert len(list((store.jobs / job.id / "checkpoints").iterdir())) == 1
     assert (store.get(job.id), store.open_jobs(), store.cancel(job.id)) == (done, [], done)
@@ -41,14 +41,14 @@ def test_an_interrupted_job_starts_anew_and_ends_the_same(store: JobStore, defau
     job = store.create(SPEC, store.put_file(supervised(chats(0, 16))))
     begun = store.begin(job)
     undisturbed = run_job(store, begun, FULL, lambda name: default_dir)
-    weights = (store.model_dir(undisturbed.model or "") / "model.safetensors").read_bytes()
+    weights = (store.models / (undisturbed.model or "") / "model.safetensors").read_bytes()
     store.save(replace(begun, status="running"))
     (store.jobs / job.id / "checkpoints" / "half").mkdir()
-    (store.model_dir(undisturbed.model or "") / "model.safetensors").write_bytes(b"something else")
+    (store.models / (undisturbed.model or "") / "model.safetensors").write_bytes(b"something else")
     again = store.begin(JobStore(store.folder).open_jobs()[0])
     assert not (store.jobs / job.id / "events.jsonl").exists()
     assert run_job(store, again, FULL, lambda name: default_dir).status == "succeeded"
-    assert (store.model_dir(undisturbed.model or "") / "model.safetensors").read_bytes() == weights
+    assert (store.models / (undisturbed.model or "") / "model.safetensors").read_bytes() == weights
     assert not (store.jobs / job.id / "checkpoints" / "half").exists()
 
 

@@ -252,8 +252,6 @@ def test_settings(tmp_path: Path, default_dir: Path, monkeypatch: pytest.MonkeyP
         server_settings(tmp_path, tmp_path / "served")
     with pytest.raises(UserError, match="NIP_TEST_KEY is not set"):
         server_settings(default_dir, tmp_path / "served", api_key_variable="NIP_TEST_KEY")
-    with pytest.raises(UserError, match="choose auto, torch or vllm"):
-        server_settings(default_dir, tmp_path / "served", engine="other")
     monkeypatch.setenv("NIP_TEST_KEY", "secret")
     made = server_settings(default_dir, tmp_path / "served", api_key_variable="NIP_TEST_KEY")
     assert made.folders.names() == ["model"]

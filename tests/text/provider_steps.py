@@ -86,6 +86,11 @@ class ModelInput:
 @dataclass(frozen=True)
 class TensorData:
     data: list[float]
+    dtype: str
+    shape: list[int]
+
+    def __post_init__(self) -> None:
+        assert self.shape == [len(self.data)]
 
     def to_torch(self) -> Tensor:
         return torch.tensor(self.data, dtype=torch.float64)
@@ -94,11 +99,12 @@ class TensorData:
 @dataclass(frozen=True)
 class Datum:
     model_input: ModelInput
-    loss_fn_inputs: dict[str, list[float]]
+    loss_fn_inputs: dict[str, TensorData]
 
     def __post_init__(self) -> None:
         assert set(self.loss_fn_inputs) == {"target_tokens", "weights"}
-        assert all(len(row) == len(self.model_input.tokens) for row in self.loss_fn_inputs.values())
+        assert all(row.shape == [len(self.model_input.tokens)] for row in self.loss_fn_inputs.values())
+        assert [self.loss_fn_inputs[name].dtype for name in ("target_tokens", "weights")] == ["int64", "float32"]
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ class SamplingParams:
 class Types:
     """What the library calls `types`."""
 
-    AdamParams, Datum, ModelInput, SamplingParams = AdamParams, Datum, ModelInput, SamplingParams
+    AdamParams, Datum, ModelInput, SamplingParams, TensorData = AdamParams, Datum, ModelInput, SamplingParams, TensorData
 
 
 class TrainingClient:
@@ -136,20 +142,23 @@ class TrainingClient:
         found = []
         for datum in data:
             rows = self.weights[torch.tensor(datum.model_input.tokens)].log_softmax(-1)
-            found.append(rows.gather(1, torch.tensor(datum.loss_fn_inputs["target_tokens"]).long()[:, None])[:, 0])
+            found.append(rows.gather(1, torch.tensor(datum.loss_fn_inputs["target_tokens"].data)[:, None])[:, 0])
         return found
 
     def forward(self, data: list[Datum], loss_fn: str) -> Future[Any]:
         assert loss_fn == "cross_entropy"
         self.server.count(data, 1)
         return self.server.do(
-            "forward", lambda: SimpleNamespace(loss_fn_outputs=[{"logprobs": TensorData(row.tolist())} for row in self.logprobs(data)])
+            "forward",
+            lambda: SimpleNamespace(
+                loss_fn_outputs=[{"logprobs": TensorData(row.tolist(), "float32", [len(row)])} for row in self.logprobs(data)]
+            ),
         )
 
     def forward_backward(self, data: list[Datum], loss_fn: str) -> Future[None]:
         assert loss_fn == "cross_entropy"
         self.server.count(data, 1)
-        weights = [torch.tensor(datum.loss_fn_inputs["weights"], dtype=torch.float64) for datum in data]
+        weights = [torch.tensor(datum.loss_fn_inputs["weights"].data, dtype=torch.float64) for datum in data]
         return self.server.do(
             "forward_backward", lambda: (-torch.cat([row * w for row, w in zip(self.logprobs(data), weights)]).sum()).backward()
         )

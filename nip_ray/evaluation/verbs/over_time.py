@@ -39,7 +39,7 @@ from nip_ray.storage.checkpoint import kept_iterations, load_checkpoint
 from nip_ray.storage.folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
-    from nip_ray.serving.policies import Policy
+    from nip_ray.text.training.policies import Policy
 
 MOST = 40
 """Checkpoints that are played; of more, so many spread over all of training."""
@@ -161,12 +161,12 @@ def _networks(
 
 def _language_models(folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_instances: int | None, seed: int) -> Meeting:
     # here, not above: who plays networks must not wait for language models
-    from nip_ray.serving.policies import model_for, policy_for, use_threads
     from nip_ray.text.costs.token_bills import TokenBills
     from nip_ray.text.dialogues.runner import test_tasks
     from nip_ray.text.parts import prepare
     from nip_ray.text.training.model_play import ModelPlay
     from nip_ray.text.training.past import kept_snapshots, snapshot_weights
+    from nip_ray.text.training.policies import model_for, policy_for, use_threads
 
     if not isinstance(config.algorithm, TokenTrainingSettings):
         raise UserError(

@@ -83,9 +83,9 @@ def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, 
 def _in_step(
     folder: RunFolder, config: TextExperimentConfig, prepared: "Prepared", tasks: "list[Task]", iteration: int
 ) -> "list[Dialogue]":
-    from nip_ray.serving.policies import policy_for, use_threads
     from nip_ray.text.costs.token_bills import Allowance
     from nip_ray.text.training.model_play import ModelPlay
+    from nip_ray.text.training.policies import policy_for, use_threads
 
     agents = {agent: replace(own, frozen=True) for agent, own in language_agents(config).items()}
     played = config.model_copy(update={"scenario": replace(config.scenario, agents=agents)})

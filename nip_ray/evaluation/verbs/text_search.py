@@ -305,7 +305,7 @@ class TokenTalks(Talks):
     """By models in this process, or of a training service, as they are sampled in learning from their own tokens."""
 
     def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, models: Mapping[str, str]) -> None:
-        from nip_ray.serving.policies import policy_for, use_threads
+        from nip_ray.text.training.policies import policy_for, use_threads
         from nip_ray.text.training.policy_gradient import CHECKPOINTS
 
         super().__init__(config, folder, prepared, models)

@@ -1,23 +1,24 @@
-"""Services with the low-level training protocol (forward and backward, optimiser step, sample, save): fine-tuning and chats over it.
+"""Services with the low-level training protocol (forward and backward, optimiser step, sample, save): fine-tuning jobs and chats.
 
 Written against the client of the `tinker` package, 0.30 and later. Decisions that matter here:
+- it comes in through one door (`ServiceLink`), so that tests put something with the same names in its place. What fails is told without
+  the library's own text: nobody promises that it holds no key;
 - such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal (`jobs.jsonl` in the
   backend's folder) says what was asked for, up to which step its weights are saved, and how it ended. So `find` asks the journal, and
   no creation is ever in doubt;
 - after a kill the loop continues from the last saved weights, optimiser included. Steps after those are done, and billed, again: at most
   `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
-- what a job is billed for is every pass over tokens that the journal says was about to be asked for, those done again among them, each at
-  the price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
+- a job is billed for every pass over tokens that the journal says was about to be asked for, those done again among them, each at the
+  price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
 - the order of examples depends on the spec's seed and the epoch alone, so a job that was interrupted takes the same steps;
-- a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal;
-- the library comes in through one door (`ServiceLink`), so that everything here runs without it and without the service.
+- a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal.
 """
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,27 +26,115 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError, UserError, require
+from nip_ray.learning.token_rows import Turn
+from nip_ray.secrets import secret
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
-from nip_ray.serving.service_link import ADDRESS, ServiceLink, made
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
 from nip_ray.text.jobs import Journal
 from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatRequest, Provider, backoff_s
 from nip_ray.text.providers.openai_service import is_about_words
 
+ADDRESS = "tinker://"
+"""How the address of saved weights begins."""
+TRAIN, SAMPLE = "/weights/", "/sampler_weights/"
+"""In such an address, of weights to learn from and to sample from; the rest is the same for both."""
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
 """Where a spec leaves the choice to us."""
+_NOT_ALLOWED = ("AuthenticationError", "PermissionDeniedError", "BillingError")
 
 
-@dataclass(frozen=True)
-class Example:
-    """Tokens to learn from. prompt, reply: their numbers; the reply ends with the end of its sequence."""
+class ServiceLink:
+    """The library, and one client of the service. library: what has `ServiceClient`, `RestClient` and `types` (none: `tinker`).
 
-    prompt: list[int]
-    reply: list[int]
+    Raises UserError for a missing library or key.
+    """
+
+    def __init__(self, provider: TrainingServiceProvider, library: Any = None) -> None:
+        self.provider = provider
+        self._library = library if library is not None else require("tinker", "training-service")
+        self._secret = secret(provider.api_key_variable, "the training service")
+        self._service: Any = None
+
+    @property
+    def types(self) -> Any:
+        """The library's types of requests."""
+        return self._library.types
+
+    def service(self) -> Any:
+        """The client, made when first asked for."""
+        if self._service is None:
+            self._service = self._library.ServiceClient(base_url=self.provider.base_url, api_key=self._secret)
+        return self._service
+
+    def rest(self) -> Any:
+        """A client for questions, which begins no session."""
+        return self._library.RestClient(base_url=self.provider.base_url, api_key=self._secret)
+
+    def base_model(self, model: str) -> Any:
+        """What the service says of a base model. Raises UserError where it has none of that name."""
+        found = self.made(self.rest().get_server_capabilities)
+        known = {entry.model_name: entry for entry in found.supported_models if entry.model_name}
+        if model not in known:
+            raise UserError(f"the training service has no model {model!r}; it has {', '.join(sorted(known)[:8]) or 'none'}")
+        return known[model]
+
+    def which(self, model: str) -> dict[str, str]:
+        """A model as the service's calls name it: a base model, or the address of saved weights."""
+        return {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
+
+    def datum(self, turn: Turn, **of_reply: Sequence[float]) -> Any:
+        """Predict each token from those before it. of_reply: inputs of the loss at the reply's tokens; they are 0 at the prompt's."""
+        types, tokens, before = self.types, [*turn.prompt, *turn.reply], len(turn.prompt) - 1
+        shape = [len(tokens) - 1]
+        inputs = {name: types.TensorData(data=[0.0] * before + [*row], dtype="float32", shape=shape) for name, row in of_reply.items()}
+        inputs["target_tokens"] = types.TensorData(data=tokens[1:], dtype="int64", shape=shape)
+        return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+    async def call(self, future: Awaitable[Any]) -> Any:
+        """The result of a request. The library repeats what may be repeated by itself."""
+        try:
+            return await future
+        except Exception as error:
+            raise self.told(error) from None
+
+    def result(self, future: Any) -> Any:
+        """The same for callers without an event loop."""
+        try:
+            return future.result()
+        except Exception as error:
+            raise self.told(error) from None
+
+    def made(self, create: Any, *given: Any, **named: Any) -> Any:
+        """The result of a request that is sent here, by a function that may itself fail."""
+        try:
+            return create(*given, **named).result()
+        except Exception as error:
+            raise self.told(error) from None
+
+    def told(self, error: BaseException) -> Exception:
+        """What a failure is to us."""
+        if isinstance(error, UserError | TrainingError):
+            return error
+        if type(error).__name__ in _NOT_ALLOWED:
+            return UserError(f"the training service refuses the key in ${self.provider.api_key_variable} ({type(error).__name__})")
+        if type(error).__name__ == "NotFoundError":
+            return UserError("the training service has no such model or saved weights (NotFoundError); they may have been deleted there")
+        return TrainingError(f"the training service failed ({type(error).__name__}); when it works again, resume the run")
+
+    def close(self) -> None:
+        """End the session; what was saved stays at the service."""
+        service, self._service = self._service, None
+        if service is not None:
+            service.close("success").result()
+
+
+async def made(create: Any, *given: Any, **named: Any) -> Any:
+    """A client of the library. Asking for it may block, which a thread does; what comes back is awaited."""
+    return await (await asyncio.to_thread(create, *given, **named))
 
 
 class TrainingServiceJobs:
@@ -79,8 +168,8 @@ class TrainingServiceJobs:
         if method not in self.methods:
             raise UserError(f"this provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
         if not model.startswith(ADDRESS):
-            await self._link.check_model(model)
-        elif "/sampler_weights/" in model and self._journal.last("ended", model=model) is None:
+            await asyncio.to_thread(self._link.base_model, model)
+        elif SAMPLE in model and self._journal.last("ended", model=model) is None:
             raise UserError(f"{model} holds weights to sample from, made by another run; to fine-tune them name its weights to train from")
 
     async def upload(self, name: str, data: bytes) -> str:
@@ -124,7 +213,7 @@ class TrainingServiceJobs:
             await self._stop(loop)
         self._loops.clear()
         self._journal.close()
-        await self._link.close()
+        await asyncio.to_thread(self._link.close)
 
     def _job(self, job_id: str) -> FineTuneJob:
         created = self._journal.last("created", id=job_id)
@@ -192,30 +281,33 @@ class TrainingServiceJobs:
         rank, seed = self._link.provider.lora_rank, stable_seed(spec.seed, "adapters", spec.key) % 2**31
         return await made(service.create_lora_training_client, base_model=spec.model, rank=rank, seed=seed)
 
-    async def _reference(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Example]]) -> list[list[float]]:
+    async def _reference(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Turn]]) -> list[list[float]]:
         """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are others."""
         if spec.method != "dpo":
             return [[] for _ in examples]
         known = self._journal.last("reference", id=job_id)
         if known is None:
             self._pass(job_id, examples, 1)
-            data = [self._datum(example, 0.0) for pair in examples for example in pair]
+            data = [self._link.datum(example, weights=[0.0] * len(example.reply)) for pair in examples for example in pair]
             outputs = (await client.forward(data, "cross_entropy")).loss_fn_outputs
             sums = [
-                float(_tensor(out["logprobs"])[-len(one.reply) :].sum())
+                float(out["logprobs"].to_torch()[-len(one.reply) :].sum())
                 for one, out in zip((one for pair in examples for one in pair), outputs)
             ]
             known = self._journal.append("reference", id=job_id, sums=[sums[n : n + 2] for n in range(0, len(sums), 2)])
         return known["sums"]
 
-    async def _step(self, spec: FineTuneSpec, client: Any, batch: list[list[Example]], reference: list[list[float]]) -> None:
+    async def _step(self, spec: FineTuneSpec, client: Any, batch: list[list[Turn]], reference: list[list[float]]) -> None:
         """One optimiser step. Its request is sent before the gradients are there, as the service likes it."""
         if spec.method == "supervised":
             count = sum(len(example.reply) for row in batch for example in row)
-            data = [self._datum(example, 1.0 / count) for row in batch for example in row]
+            data = [self._link.datum(example, weights=[1 / count] * len(example.reply)) for row in batch for example in row]
             gradients = client.forward_backward(data, "cross_entropy")
         else:
-            data, beta = [self._datum(example, 1.0) for pair in batch for example in pair], BETA if spec.beta is None else spec.beta
+            data, beta = (
+                [self._link.datum(example, weights=[1.0] * len(example.reply)) for pair in batch for example in pair],
+                BETA if spec.beta is None else spec.beta,
+            )
             lengths = [len(example.reply) for pair in batch for example in pair]
 
             def loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
@@ -229,19 +321,12 @@ class TrainingServiceJobs:
         await gradients
         await update
 
-    def _datum(self, example: Example, weight: float) -> Any:
-        """Predict each token from those before it; the prompt's count nothing. The lengths are one less than the tokens."""
-        types, tokens = self._link.types, [*example.prompt, *example.reply]
-        weights = [0.0] * (len(example.prompt) - 1) + [weight] * len(example.reply)
-        inputs = {"target_tokens": tokens[1:], "weights": weights}
-        return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
-
     async def _save(self, job_id: str, client: Any, step: int) -> str:
         path = (await client.save_state(f"{job_id}-{step:06d}", overwrite=True)).path
         self._journal.append("saved", id=job_id, step=step, path=path)
         return path
 
-    def _pass(self, job_id: str, examples: list[list[Example]], times: int) -> None:
+    def _pass(self, job_id: str, examples: list[list[Turn]], times: int) -> None:
         """These tokens are about to go through the model."""
         self._journal.append("pass", id=job_id, tokens=times * sum(len(one.prompt) + len(one.reply) for row in examples for one in row))
 
@@ -267,7 +352,7 @@ class TrainingServiceChat:
             raise UserError("scenario.decision_format: the training service cannot hold replies to a schema, set it to text")
         sampler = await self._sampler(request.model)
         tokenizer, types = sampler.get_tokenizer(), self._link.types
-        prompt = _prompt(tokenizer, request.messages)
+        prompt = _format(tokenizer).prompt(request.messages)
         seed = stable_seed(request.seed or 0, "sample", request.key) % 2**31
         chosen = {"temperature": request.temperature, "top_p": request.top_p}
         options = {name: value for name, value in chosen.items() if value is not None}
@@ -283,14 +368,13 @@ class TrainingServiceChat:
 
     async def close(self) -> None:
         """See `ChatClient`."""
-        await self._link.close()
+        await asyncio.to_thread(self._link.close)
 
     async def _sampler(self, model: str) -> Any:
         """The client of a model, made once however many ask for it at the same time; one that failed is recreated."""
         task = self._samplers.get(model)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            which = {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
-            task = asyncio.ensure_future(self._link.call(made(self._link.service().create_sampling_client, **which)))
+            task = asyncio.ensure_future(self._link.call(made(self._link.service().create_sampling_client, **self._link.which(model))))
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may be cancelled
             self._samplers[model] = task
         await asyncio.wait([task])
@@ -312,7 +396,7 @@ def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
     return -torch.nn.functional.logsigmoid(beta * margin).mean()
 
 
-def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Example]]:
+def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Turn]]:
     """One (supervised) or two (dpo: better, worse) examples for each line."""
     rows = [json.loads(line) for line in data.splitlines()]
     if method == "supervised":
@@ -321,25 +405,16 @@ def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Example]
     return [[_example(tokenizer, row["input"]["messages"], row[side][0]) for side in sides] for row in rows]
 
 
-def _example(tokenizer: Any, chat: list[dict[str, str]], last: dict[str, str]) -> Example:
+def _example(tokenizer: Any, chat: list[dict[str, str]], last: dict[str, str]) -> Turn:
     if last["role"] != "assistant":
         raise ValueError("an example must end with the assistant's message")
     reply = [*tokenizer.encode(last["content"], add_special_tokens=False), tokenizer.eos_token_id]
-    return Example(_prompt(tokenizer, chat), reply)
-
-
-def _prompt(tokenizer: Any, chat: list[dict[str, str]]) -> list[int]:
-    """The tokens of a chat, made as for local models."""
-    return _format(tokenizer).prompt(chat)
+    return Turn(_format(tokenizer).prompt(chat), reply)
 
 
 @lru_cache(maxsize=8)
 def _format(tokenizer: Any) -> ChatFormat:
     return ChatFormat(tokenizer, 0)  # the service minds the context
-
-
-def _tensor(data: Any) -> Tensor:
-    return data.to_torch()
 
 
 PROVIDER = Provider(

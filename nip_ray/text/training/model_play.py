@@ -15,10 +15,10 @@ from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.generation import GenerationRequest
-from nip_ray.serving.policies import Policy
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.runner import Task
+from nip_ray.text.training.policies import Policy
 
 Past = Callable[[int], Mapping[str, Policy]]
 _SEED_BITS = 31

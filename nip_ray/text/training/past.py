@@ -19,11 +19,11 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.opponent_pool import OpponentPool
-from nip_ray.serving.policies import Policy, model_for
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.opponents import OpponentSettings
 from nip_ray.storage.files import sync, written_aside
 from nip_ray.text.dialogues.runner import Task
+from nip_ray.text.training.policies import Policy, model_for
 
 FOLDER = "past"
 """In the run folder: the snapshots."""

@@ -20,13 +20,13 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, speaking_providers
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import LanguageScenario
-from nip_ray.serving.policies import Policy, model_for
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.training.model_play import ModelPlay, Talk
 from nip_ray.text.training.past import PastAgents
+from nip_ray.text.training.policies import Policy, model_for
 from nip_ray.text.worker_pool import Call, WorkerPool, parts_of
 
 

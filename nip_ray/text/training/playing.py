@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import LanguageScenario
-from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import Use
 from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.training.model_play import Reply, Talk
+from nip_ray.text.training.policies import Policy
 
 CHECKED = 64
 """Turns of each group whose log-probabilities are computed again where they were played ahead."""

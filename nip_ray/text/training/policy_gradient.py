@@ -36,7 +36,6 @@ from nip_ray.play.transcripts import transcript_record
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.serving.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
@@ -51,6 +50,7 @@ from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.model_play import ModelPlay, Reply
 from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
+from nip_ray.text.training.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.text.training.rules import rule_of
 from nip_ray.text.word_models import write_word_models
 from nip_ray.tracking import Tracker

@@ -18,7 +18,7 @@ PLACES: dict[str, dict[str, Any]] = {
     "here": {},
     "past": {"opponents": {"every": 1, "latest": 0.4, "agents": ["verifier"]}},
     "workers": {"num_rollout_workers": 2},
-    "sharded": {"num_learners": 2, "learner_sharding": "full"},
+    "learners": {"num_learners": 2},
     "ahead": {"num_learners": 1, "num_rollout_workers": 1, "max_staleness": 1},
 }
 

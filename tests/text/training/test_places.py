@@ -148,10 +148,12 @@ def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: p
     assert taken[1] < 0.6 * taken[0], taken
 
 
-SHARDED = {"num_learners": 2, "learner_sharding": "full"}
+LEARNERS = {"num_learners": 2}
 
 
-@pytest.mark.parametrize(("opponents", "places"), [({"every": 1, "latest": 0.4}, {}), pytest.param(None, SHARDED, marks=pytest.mark.crash)])
+@pytest.mark.parametrize(
+    ("opponents", "places"), [({"every": 1, "latest": 0.4}, {}), pytest.param(None, LEARNERS, marks=pytest.mark.crash)]
+)
 def test_what_is_said_does_not_depend_on_where(
     ray_session: None, tmp_path: Path, opponents: dict[str, Any] | None, places: dict[str, Any]
 ) -> None:
@@ -177,8 +179,8 @@ def test_what_is_said_does_not_depend_on_where(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("places", [{"num_learners": 2, "num_rollout_workers": 2, "max_staleness": 1}, SHARDED], ids=["ahead", "sharded"])
-def test_a_resume_with_workers_and_learners_is_exact(ray_session: None, tmp_path: Path, places: dict[str, Any]) -> None:
+def test_a_resume_with_workers_and_learners_is_exact(ray_session: None, tmp_path: Path) -> None:
+    places = {"num_learners": 2, "num_rollout_workers": 2, "max_staleness": 1}
     config = config_of(4, checkpoint_every=1, kl_coefficient=0.1, **places)
     trained(config, tmp_path / "whole")
     trained(config, tmp_path / "killed", 3)

@@ -32,7 +32,6 @@ from nip_ray.text.training.model_play import Reply
 from nip_ray.text.training.past import snapshot_weights
 from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 from nip_ray.text.training.trainer import begin, new_state
-from tests.serving import vllm_stand_in
 from tests.text.provider import ROOT
 
 Make = Callable[..., TextExperimentConfig]
@@ -341,17 +340,6 @@ def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(
     monkeypatch.setattr(StateTrackingInWords, "reply_schema", lambda _, agent: {"type": "string"} if agent == "verifier" else None)
     with pytest.raises(UserError, match=r"scenario\.agents\.verifier\.frozen: state_tracking holds its replies to a schema"):
         prepare(make())
-
-
-def test_vllm_plays_the_run_of_this_process(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With adapters, that go over to it before each iteration; the step's check of log-probabilities is on."""
-    vllm_stand_in.install(monkeypatch)
-    config = make(learning_rate=1e-2)
-    for engine in ("torch", "vllm"):
-        local = replace(config.providers["local"], method="lora", engine=engine)  # type: ignore[call-arg]
-        run_experiment(config.model_copy(update={"providers": {"local": local}}), tmp_path / engine, quiet=True)
-    for one, other in zip(rows(tmp_path / "torch"), rows(tmp_path / "vllm"), strict=True):
-        assert other == pytest.approx(one, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.learning

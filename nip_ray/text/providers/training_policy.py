@@ -1,14 +1,12 @@
 """A model at a training service that both samples, with log-probabilities, and learns, behind the methods of `PolicyModel`.
 
 Decisions that matter here:
-- the service's own loss (`importance_sampling`; `ppo` where a bound on the ratio is set) with the weight of each token times its
-  advantage: that is `nip_ray.learning.token_losses.token_loss` with a ratio for each token, and one pass. With a KL term, or one ratio for
-  the whole turn, `token_loss` itself is sent as the library's custom loss, which goes forward once more. The entropy over all tokens is
-  not to be had from log-probabilities of the drawn ones;
-- the gradient and the step are asked for together, as the service likes it, and both are waited for. The library numbers its requests, so
-  that one it repeats is not done twice. If no answer comes, nobody here knows whether the step was taken: the run ends, and whoever
-  resumes it begins a new client from the weights and moments saved last, by their address. So no step is ever taken twice on the same
-  weights, whatever was in doubt, and the resumed run is the undisturbed one as far as the service computes alike;
+- the service's own loss (`importance_sampling`; `ppo` where a bound on the ratio is set) with the weight of each token times its advantage
+  is `nip_ray.learning.token_losses.token_loss` with a ratio for each token, in one pass. With a KL term, or one ratio for the whole turn,
+  `token_loss` itself is sent as the library's custom loss, which goes forward once more. There is no entropy over all tokens;
+- gradient and step are asked for together, as the service likes it, and both are waited for. The library numbers its requests, so that
+  one it repeats is not done twice. If no answer comes, nobody here knows whether the step was taken: the run ends, and a resumed one
+  begins a new client from the weights and moments saved last. So no step is ever taken twice on the same weights;
 - weights to sample from and to learn from are saved under one name, so the address of either gives that of the other;
 - the sampler has the weights of the last `take`, and may be asked while a step is taken. Log-probabilities are at temperature 1.
 """
@@ -30,15 +28,14 @@ from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest
-from nip_ray.serving.service_link import ADDRESS, ServiceLink
 from nip_ray.serving.training_data import completion_tokens
 from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import put_in_place
+from nip_ray.text.providers.training_service import ADDRESS, SAMPLE, TRAIN, ServiceLink
 
 SAVED = "service.json"
 """In the folder of a model that was kept: the address of its weights to sample from."""
-_TRAIN, _SAMPLE = "/weights/", "/sampler_weights/"
 _SAMPLER_TTL_S = 30 * 24 * 3600  # of weights that only play: a checkpoint of a run that rests for longer has its own
 _UNBOUNDED = 1e6  # a ratio that is never reached, where only one bound is set
 
@@ -58,7 +55,9 @@ class ServicePolicy:
         self._state: str | None = None  # from which the client that learns is made, optimiser included
         self._client: Any = None
         self._kept: dict[str, str] = {}  # name -> address of what this client has saved to sample from
-        base = self._base_of(model) if model.startswith(ADDRESS) else model
+        base = model
+        if model.startswith(ADDRESS):
+            base = self._link.made(self._link.rest().get_weights_info_by_tinker_path, model.replace(SAMPLE, TRAIN)).base_model
         context = provider.max_length or self._link.base_model(base).max_context_length
         if context is None:
             raise UserError(f"providers.<name>.max_length: the training service does not say how many tokens {base} can read, set it")
@@ -66,8 +65,6 @@ class ServicePolicy:
         self.chat = ChatFormat(self._sampler.get_tokenizer(), context)
         self._start: Any = None
         self._start_logprobs: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
-
-    # ------------------------------------------------------------------------------------------------------- sampling
 
     @property
     def prompts_cut(self) -> int:
@@ -121,8 +118,6 @@ class ServicePolicy:
         asked = [sampler.compute_logprobs(one) for one in inputs]
         return [[float(found) for found in self._link.result(one)[-len(turn.reply) :]] for one, turn in zip(asked, turns, strict=True)]
 
-    # ------------------------------------------------------------------------------------------------------- learning
-
     def keep_start(self, folder: Path) -> None:
         """Tie KL divergences to the model that `save` put into `folder`, else to the one that this was made of."""
         saved = folder / SAVED
@@ -155,12 +150,12 @@ class ServicePolicy:
                 figures.append(told)
                 return loss, {}
 
-            data = [self._datum(turn) for turn in turns]
+            data = [self._link.datum(turn) for turn in turns]
             norm = self._descend(client, client.forward_backward_custom(data, own_loss), settings, settings.learning_rate)[1]
         else:
             credit_NT = weight_NT * advantage_N[:, None]
             data = [
-                self._datum(turn, logprobs=turn.logprobs, advantages=credit_T[: len(turn.reply)].tolist())
+                self._link.datum(turn, logprobs=turn.logprobs, advantages=credit_T[: len(turn.reply)].tolist())
                 for turn, credit_T in zip(turns, credit_NT, strict=True)
             ]
             output, norm = self._descend(client, client.forward_backward(data, *named), settings, settings.learning_rate)
@@ -173,18 +168,10 @@ class ServicePolicy:
         """One step of supervised learning on replies; see `PolicyModel.supervised_step`."""
         client, num_tokens = self._learner(), sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
-        data = [self._datum(turn, weights=[1 / num_tokens] * len(turn.reply)) for turn in turns]
+        data = [self._link.datum(turn, weights=[1 / num_tokens] * len(turn.reply)) for turn in turns]
         output, norm = self._descend(client, client.forward_backward(data, "cross_entropy"), settings, rate)
         found = [_logprobs(one)[-len(turn.reply) :] for one, turn in zip(output.loss_fn_outputs, turns, strict=True)]
         return _finite({"loss": -float(torch.cat(found).sum()) / num_tokens, **norm})
-
-    def _datum(self, turn: Turn, **of_reply: Sequence[float]) -> Any:
-        """Predict each token from those before it. of_reply: inputs of the loss at the reply's tokens; they are 0 at the prompt's."""
-        types, tokens, before = self._link.types, [*turn.prompt, *turn.reply], len(turn.prompt) - 1
-        shape = [len(tokens) - 1]
-        inputs = {name: types.TensorData(data=[0.0] * before + [*row], dtype="float32", shape=shape) for name, row in of_reply.items()}
-        inputs["target_tokens"] = types.TensorData(data=tokens[1:], dtype="int64", shape=shape)
-        return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
     def _descend(self, client: Any, gradient: Any, settings: TokenTrainingSettings, rate: float) -> tuple[Any, dict[str, float]]:
         """Take the step of a gradient that was asked for; returns what came with that, and the norm where it is told."""
@@ -209,8 +196,6 @@ class ServicePolicy:
         new = {key: turn for key, turn in zip(keys, turns, strict=True) if key not in self._start_logprobs}
         self._start_logprobs |= zip(new, self._logprobs_by(self._start, list(new.values())), strict=True)
         return [self._start_logprobs[key] for key in keys]
-
-    # ---------------------------------------------------------------------------------------------------------- state
 
     def weights(self) -> dict[str, Any]:
         """Where the weights that learn, as they are now, can be sampled from."""
@@ -248,7 +233,7 @@ class ServicePolicy:
 
     def close(self) -> None:
         """End the session at the service; what was saved stays there."""
-        self._link.close_now()
+        self._link.close()
 
     def _saved(self, name: str, ttl_s: int | None) -> str:
         """The address of the weights as they are now, to sample from, saved once under this name."""
@@ -265,19 +250,14 @@ class ServicePolicy:
             if self._state is not None:
                 self._client = self._link.made(service.create_training_client_from_state_with_optimizer, self._state)
             elif self.model.startswith(ADDRESS):
-                self._client = self._link.made(service.create_training_client_from_state, self.model.replace(_SAMPLE, _TRAIN))
+                self._client = self._link.made(service.create_training_client_from_state, self.model.replace(SAMPLE, TRAIN))
             else:
                 options = {"base_model": self.model, "rank": self._link.provider.lora_rank, "seed": self._seed}
                 self._client = self._link.made(service.create_lora_training_client, **options)
         return self._client
 
     def _sampler_of(self, model: str) -> Any:
-        which = {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
-        return self._link.made(self._link.service().create_sampling_client, **which)
-
-    def _base_of(self, address: str) -> str:
-        found = self._link.made(self._link.rest().get_weights_info_by_tinker_path, address.replace(_SAMPLE, _TRAIN))
-        return found.base_model
+        return self._link.made(self._link.service().create_sampling_client, **self._link.which(model))
 
 
 def _named_loss(settings: TokenTrainingSettings) -> tuple[str, dict[str, float] | None]:

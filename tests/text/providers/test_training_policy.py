@@ -10,10 +10,10 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_rows import Turn
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policy_model import PolicyModel
-from nip_ray.serving.service_policy import ServicePolicy
 from nip_ray.serving.word_model import save_word_model
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import LocalProvider, TrainingServiceProvider, WordModelSettings
+from nip_ray.text.providers.training_policy import ServicePolicy
 from tests.text.provider_policy import KEY, MODEL, Service
 
 CHATS = [[{"role": "user", "content": said}] for said in ("a b", "b", "c a b")]

@@ -109,22 +109,15 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
     device = "cpu" if rule.num_rollout_workers and rule.num_learners else None  # this process has little to compute
     first, provider = _first(config, group)
     if isinstance(provider, TrainingServiceProvider):
-        from nip_ray.serving.service_policy import ServicePolicy
+        from nip_ray.text.providers.training_policy import ServicePolicy
 
         return ServicePolicy(first.model, provider, trained=not first.frozen, seed=_seed(config, group) % 2**31)
-    model: Policy
     if first.frozen or not rule.num_learners:
-        model = model_for(config, group, run_dir, device)
-    else:
-        from nip_ray.serving.learner_group import LearnerGroup
+        return model_for(config, group, run_dir, device)
+    from nip_ray.serving.learner_group import LearnerGroup
 
-        limit_s = config.fault_tolerance.hang_timeout_s
-        model = LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device, limit_s)
-    if _local(provider).engine != "vllm":
-        return model
-    from nip_ray.serving.vllm_policy import VllmPolicy
-
-    return VllmPolicy(model, start_folder(config, group, run_dir), _local(provider))
+    limit_s = config.fault_tolerance.hang_timeout_s
+    return LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device, limit_s)
 
 
 def model_for(config: TextExperimentConfig, group: str, run_dir: Path, device: str | None = None) -> PolicyModel:
