@@ -225,7 +225,7 @@ def test_dry_run_of_every_shipped_config(path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert config_from_dict(yaml.safe_load(result.stdout)) == load_config(path)
     short = call("train", path, "--dry-run", "--diff")
-    assert config_from_dict(yaml.safe_load(short.stdout), complete=False) == load_config(path)
+    assert config_from_dict(yaml.safe_load(short.stdout)) == load_config(path)
     assert len(short.stdout) < len(result.stdout) / 2
     assert f"nip-ray train tune_configs/{path.name}" in path.read_text(encoding="utf-8"), "its header says how to run it"
 

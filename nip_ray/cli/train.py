@@ -27,7 +27,7 @@ def train(
     profile: Annotated[bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="With --dry-run: print only what differs from the defaults.")] = False,
-    dump_full: Annotated[bool, typer.Option("--dump-full", help="Print the config with every key written out, strict, and stop.")] = False,
+    dump_full: Annotated[bool, typer.Option("--dump-full", hidden=True)] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train as CONFIG says: a YAML file, or the folder of a run whose config is to be used again."""
@@ -42,13 +42,10 @@ def train(
             raise UserError("--or-resume: needs --run-dir, the folder that the run has each time")
         flags = {"iterations": iterations, "seed": seed, "profiling.enabled": "true" if profile else None}
         overrides = [*(settings or []), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
-        checked = load_config(config, [*overrides, *(["strict=false"] if dump_full else [])])
+        checked = load_config(config, overrides)
         if dump_full:
-            from nip_ray.config.strict import full_yaml
-
-            typer.echo(full_yaml(checked), nl=False)
-            return
-        if dry_run:
+            say("warning: --dump-full is an old name of --dry-run; write --dry-run")
+        if dry_run or dump_full:
             for text in warnings_of(checked):
                 say(f"warning: {text}")
             typer.echo(to_yaml(differences(checked)) if diff else config_to_yaml(checked), nl=False)

@@ -97,7 +97,6 @@ class Experiment(BaseModel):
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
     opponents: OpponentSettings | None = Field(None, description="Earlier checkpoints of agents as opponents (none: current ones alone).")
     tracking: TrackingSettings = _part(TrackingSettings(), "Where figures go besides the run folder.", FREE_AND_RESUMABLE)
-    strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
 
     def __new__(cls, **data: Any) -> Self:

@@ -1,7 +1,7 @@
 """Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See `nip_ray.config.rules`."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -189,20 +189,6 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
             yield f"scenario.{key}: got {value}, but dqn is for agents whose turn is one symbol, use {most}"
 
 
-def strict(config: ExperimentConfig) -> Iterator[str]:
-    """Where nothing may be left to defaults, everyone who plays has settings that are written out. (Missing keys are seen before.)"""
-    if not config.strict:
-        return
-    groups: list[tuple[str, Mapping[str, object], Sequence[str]]] = [("scenario.agents", config.scenario.agents, playing(config) or ())]
-    if isinstance(config.algorithm, DQNSettings):
-        groups.append(("algorithm.roles", config.algorithm.roles, value_learners(config, playing(config) or ())))
-    for key, named, agents in groups:
-        if DEFAULT not in named:
-            missing = [agent for agent in agents if agent not in named]
-            if missing:
-                yield f"{key}: strict, and {', '.join(missing)} would have defaults, write them out (or {DEFAULT}, for those not named)"
-
-
 # ----------------------------------------------------------------------------------------------------------- schedules
 
 
@@ -329,4 +315,4 @@ def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str
     return None
 
 
-LEARNING_RULES = (objectives, own_settings, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)
+LEARNING_RULES = (objectives, own_settings, stackelberg, solo, dqn, schedules, first_weights, pretraining, message_regression)

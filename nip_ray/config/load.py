@@ -37,8 +37,8 @@ from nip_ray.config.experiment import (
     refuse_other_players,
 )
 from nip_ray.config.fault_texts import fault_text, shown
+from nip_ray.config.gone import without_gone
 from nip_ray.config.keys import branches, keys_of, value_annotation, with_tags
-from nip_ray.config.missing import refuse_missing, refuse_missing_tags
 from nip_ray.config.plugins import TRUST, code_in, import_needed, know, refuse_unknown
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import learns_from_tokens
@@ -69,7 +69,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
     if is_runner(data):
         raise UserError(f"{name}: is a runner file, of learners and a driver, which is for `nip-ray run` and `nip-ray resume`")
     with faults_of(name, overrides):
-        config = config_from_dict(data, complete=checked)
+        config = config_from_dict(data, stored=not checked)
         if checked:
             check(config)
             asked = data.get("protocol", {}).get("shared_reward")
@@ -204,32 +204,26 @@ def is_experiment(data: Mapping[str, Any]) -> bool:
     return any(key in data for key in _EXPERIMENT_KEYS) and not any(key in data for key in RUNNER_KEYS)
 
 
-def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyConfig:
+def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyConfig:
     """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
 
-    complete: refuse keys that are left out where the config says `strict: true` (not so for one that an earlier version stored).
-    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the format is newer,
-    or which keys are missing.
+    stored: by an earlier version, perhaps: keys that are gone since are dropped, whatever they say.
+    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the format is newer.
     """
     _check_format(data)
     kind = kind_of(data)
     refuse_other_players(data, kind)
-    data = in_own_words(data, kind)
-    if complete:
-        refuse_missing_tags(data, kind)
+    data = in_own_words(without_gone(data, stored=stored), kind)
     try:
         encoded = pydantic_core.to_json(with_tags(data, kind), inf_nan_mode="constants")
     except ValueError as error:
         raise UserError(f"a config holds numbers, text, lists and mappings only ({error})") from None
     try:
         # JSON in strict mode: lists may be tuples and integers numbers, and nothing else is converted
-        made = kind.model_validate_json(encoded, strict=True)
+        return kind.model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
         faults = dict.fromkeys(fault_text(detail, kind) for detail in error.errors(include_url=False))
         raise UserError(*faults) from None
-    if complete:
-        refuse_missing(data, kind)
-    return made
 
 
 def _check_format(data: Mapping[str, Any]) -> None:

@@ -221,7 +221,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             "play": {**experiment["play"], **play},
             "learners": {**experiment["learners"], **learners},
         }
-        return cast(ExperimentConfig, config_from_dict({**experiment, **changed}, complete=False))
+        return cast(ExperimentConfig, config_from_dict({**experiment, **changed}))
 
     def _hand_on_seed(self) -> None:
         """Every draw comes from the experiment's seed, in env runners, learners and new networks: make it this config's."""

@@ -21,7 +21,6 @@ from typing import Any
 from nip_ray.cluster.interrupts import finishing
 from nip_ray.cluster.patience import REMEMBERED
 from nip_ray.cluster.process import prepare_process
-from nip_ray.cluster.spot import spot_notices
 from nip_ray.config.changes import begun, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError, UserError
@@ -367,7 +366,6 @@ def to_the_end(session: Session) -> dict[str, Any]:
     with (
         saving_at_interrupts(session),
         progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report,
-        spot_notices(session.config.runtime),
     ):
         while True:  # learners can be lost while they are recreated, too, and while the last examination asks them for their weights
             try:

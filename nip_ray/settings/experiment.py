@@ -111,11 +111,6 @@ class RuntimeSettings:
     ray_num_cpus: int | None = option(None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1)
     num_cpus: float = option(1, "CPUs that Ray reserves for the main process of a trial of a sweep.", gt=0)
     autoscaling: bool = option(False, "The cluster grows on demand: do not refuse what does not fit it yet.")
-    spot_notices: Literal["aws", "gcp", "azure"] | None = option(
-        None, "Cloud whose metadata service is asked whether this machine is taken back; a run then ends as at SIGTERM (none: nobody)."
-    )
-    spot_interval_s: float = option(5.0, "Seconds between two such questions.", gt=0, allow_inf_nan=False)
-    spot_address: str | None = option(None, "URL of the metadata service (none: the cloud's own).", pattern="^http://")
 
 
 @dataclass(frozen=True)

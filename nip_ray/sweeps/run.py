@@ -32,7 +32,6 @@ from ray.tune import TuneError
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.cluster.ray_session import start_ray
 from nip_ray.cluster.resources import check_cluster, trial_bundles
-from nip_ray.cluster.spot import spot_notices
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of
 from nip_ray.config.load import AnyConfig
@@ -146,7 +145,7 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
     """Let Tune work, then gather what came of it."""
     watch, rows = Watch(spec, quiet, folder / TRIALS), _rows(folder) if resumed else {}
     say_stage(f"sweep {folder}", quiet)
-    with _aside(folder / LOG), _ended_by_sigterm() as stopped, spot_notices(_some_configs(spec)[0].runtime):
+    with _aside(folder / LOG), _ended_by_sigterm() as stopped:
         tuner = compat.tuner(
             trainable_of(spec),
             resumed=resumed,

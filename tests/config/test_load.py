@@ -284,7 +284,7 @@ def test_a_reward_that_is_shared_whatever_is_asked_is_warned_of(tmp_path: Path, 
 def test_a_part_that_is_there_with_its_defaults_alone_is_a_difference(part: str) -> None:
     config = config_from_dict({part: {}})
     assert differences(config)[part] == {}
-    assert config_from_dict(differences(config), complete=False) == config != config_from_dict({})
+    assert config_from_dict(differences(config)) == config != config_from_dict({})
 
 
 def test_a_mapping_is_merged_and_what_it_replaces_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

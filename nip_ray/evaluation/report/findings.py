@@ -118,7 +118,7 @@ def _can_search(config: Mapping[str, Any]) -> bool:
     from nip_ray.config.search_rules import search
 
     try:
-        made = config_from_dict({**config, "search": {}}, complete=False)
+        made = config_from_dict({**config, "search": {}}, stored=True)
         return isinstance(made, ExperimentConfig) and not any(search(made))
     except UserError:
         return False

@@ -23,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from nip_ray.cluster.spot import spot_notices
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import fine_tuning_rule, groups, language_agents, learns_from_tokens
 from nip_ray.errors import TrainingError
@@ -427,7 +426,7 @@ def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, s
     say_stage(f"run {folder.path}", quiet)
     trainer = begin(config, folder, prepared, state)
     try:
-        with progress_line(config.name, state.iteration, config.iterations, quiet) as report, spot_notices(config.runtime):
+        with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
             while not trainer.state.over:
                 before = trainer.state.iteration
 

@@ -73,4 +73,4 @@ def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> Non
         ({"providers": {"local": small}}, "word_model.context: got 32, but chats of prover0 take"),
     ):
         with pytest.raises(UserError, match=said):
-            prepare(config_from_dict({**config.model_dump(mode="json"), **changes}, complete=False))
+            prepare(config_from_dict({**config.model_dump(mode="json"), **changes}))
