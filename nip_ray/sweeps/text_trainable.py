@@ -22,6 +22,7 @@ from typing import Any
 from ray import tune
 from ray.tune.result import SHOULD_CHECKPOINT
 
+from nip_ray.cluster.liveness import give_signs
 from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.paths import with_absolute_paths
@@ -29,7 +30,6 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.runs.experiment import reopened
 from nip_ray.storage.folder import RunFolder
-from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, write_pointer
 from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.parts import PROVIDERS, STATE, check_providers, known_abilities, load_state, prepare, save_state, store_abilities

@@ -25,6 +25,7 @@ from typing import Any
 from ray import tune
 from ray.tune.result import SHOULD_CHECKPOINT, TRAINING_ITERATION
 
+from nip_ray.cluster.liveness import give_signs
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml
@@ -35,7 +36,6 @@ from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.storage.stored_config import write_config
-from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, values_of, write_pointer
 
 LINEAGE, _FORMAT = "lineage.json", "nip_ray.trial"

@@ -16,12 +16,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from nip_ray.cluster.liveness import ActorWatch, watchable
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import send_by_value
 from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.secrets import secret
-from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.text.costs.budget import Reservation, Throttle

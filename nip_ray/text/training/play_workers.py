@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from nip_ray.cluster.liveness import ActorWatch, watchable
 from nip_ray.cluster.ray_session import first_words
 from nip_ray.cluster.resources import worker_bundle
 from nip_ray.config.experiment import TextExperimentConfig
@@ -23,7 +24,6 @@ from nip_ray.config.text_rules import groups, speaking_providers
 from nip_ray.errors import TrainingError
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import LanguageScenario
-from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.policies import Policy, model_for
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
