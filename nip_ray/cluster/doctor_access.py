@@ -78,14 +78,16 @@ def token() -> Iterator[Found]:
         held = bool(file.read(1))
     if os.environ.get("RAY_AUTH_TOKEN"):
         yield "ok", "Ray's token comes from RAY_AUTH_TOKEN"
-    elif held and (about := path.stat()).st_uid != os.geteuid():
-        what = f"Ray's token in {path} belongs to another user"
-        yield "note", what, "make one of your own: `ray get-auth-token --generate`"
-    elif held and about.st_mode & 0o077:
-        what = f"Ray's token in {path} is open to other users of this machine (mode {about.st_mode & 0o777:o})"
-        yield "note", what, f"chmod 600 {shlex.quote(str(path))}"
     elif held:
-        yield "ok", f"Ray's token is in {path}, for you alone"
+        about = path.stat()
+        if about.st_uid != os.geteuid():
+            what = f"Ray's token in {path} belongs to another user"
+            yield "note", what, "make one of your own: `ray get-auth-token --generate`"
+        elif about.st_mode & 0o077:
+            what = f"Ray's token in {path} is open to other users of this machine (mode {about.st_mode & 0o777:o})"
+            yield "note", what, f"chmod 600 {shlex.quote(str(path))}"
+        else:
+            yield "ok", f"Ray's token is in {path}, for you alone"
     elif mode is not None and not _wants_tokens():
         return
     elif named:

@@ -126,7 +126,8 @@ def test_a_ray_or_torch_that_cannot_be_imported_is_a_problem(tmp_path: Path) -> 
     for name in ("ray", "torch"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise OSError('libbroken.so: cannot open shared object file')")
-    source = "from nip_ray.cluster.doctor import CHECKS, findings; print([(f.status, f.what) for n in ('ray', 'torch') for f in findings(n, CHECKS[n])])"
+    source = "from nip_ray.cluster.doctor import CHECKS, findings\n"
+    source += "print([(f.status, f.what) for n in ('ray', 'torch') for f in findings(n, CHECKS[n])])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.count("problem") == 2
