@@ -66,7 +66,7 @@ def examine(storage_path: Path | None = None) -> list[Finding]:
 def findings(name: str, check: Callable[[], Iterator[Found]]) -> list[Finding]:
     """What a check finds; a library that it needs and that is not installed is a problem of runs, too."""
     try:
-        return [Finding(name, *found) for found in check()]
+        return [Finding(name, found[0], *found[1:]) for found in check()]
     except ModuleNotFoundError as error:
         return [Finding(name, "problem", f"this cannot be looked at without {error.name}", f"pip install {error.name}")]
 
@@ -117,7 +117,8 @@ def packages() -> Iterator[Found]:
         yield "note", what, "run `pip install .` in its folder"
         return
     lacking = [found for one in needed for found in _lacks(one)]
-    yield from (("problem", what, f"pip install '{wanted}'") for what, wanted in lacking)
+    for what, wanted in lacking:
+        yield "problem", what, f"pip install '{wanted}'"
     if not lacking:
         yield "ok", f"all {len(needed)} required distributions are there and in range"
 

@@ -72,7 +72,8 @@ def _write(folder: RunFolder, stored: AnyConfig, target: Path, checkpoint: int |
     else:
         config, about = _write_language_models(folder, stored, model)
     about = {**about, "plugins": [Path(name).name for name in stored.plugins]}
-    evaluation, environment = (_document(folder, name) for name in ("evaluation.json", "environment.json"))
+    documents = ("evaluation.json", "environment.json")
+    evaluation, environment = (folder.read_json(name) if (folder.path / name).is_file() else {} for name in documents)
     figures = evaluation if evaluation.get("iteration") == about["iteration"] else {}
     (model / CONFIG).write_text(config_to_yaml(config), encoding="utf-8")
     if figures:
@@ -101,10 +102,6 @@ def _write_language_models(folder: RunFolder, stored: TextExperimentConfig, mode
     kept = copy_models(folder, stored, model)
     about = {"models": kept.names, "elsewhere": kept.elsewhere, "bases": kept.bases, "files": kept.files}
     return portable(with_models(stored, kept.names)), {"kind": "language models", "iteration": kept.iteration, **about}
-
-
-def _document(folder: RunFolder, name: str) -> dict[str, Any]:
-    return folder.read_json(name) if (folder.path / name).is_file() else {}
 
 
 def portable(config: Config) -> Config:

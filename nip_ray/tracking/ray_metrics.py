@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nip_ray.tracking.base import numbers
@@ -79,7 +78,7 @@ def start(run: "RunInfo") -> "Tracker":
     return _RayMetrics({"run": run.run_id, "name": run.name})
 
 
-class _RayMetrics:
+class _RayMetrics(Tracker):
     def __init__(self, tags: Mapping[str, str]) -> None:
         self._tags, self._made = dict(tags), {}
 
@@ -92,15 +91,6 @@ class _RayMetrics:
             for key, value in found.items():
                 if match := re.fullmatch(metric.keys, key):
                     self._record(name, metric, float(value), {**self._tags, **match.groupdict()})
-
-    def checkpoint(self, folder: Path, iteration: int) -> None:
-        """Figures only."""
-
-    def transcripts(self, file: Path, iteration: int) -> None:
-        """Figures only."""
-
-    def finish(self, failed: bool) -> None:
-        """The last figures stand until Ray's process ends."""
 
     def _record(self, name: str, metric: RayMetric, value: float, tags: dict[str, str]) -> None:
         if name not in self._made:
