@@ -16,12 +16,9 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from nip_ray.tracking.base import numbers
-
-if TYPE_CHECKING:
-    from nip_ray.tracking.base import RunInfo, Tracker
+from nip_ray.tracking.base import RunInfo, Tracker, numbers
 
 SECONDS = tuple(digit * 10.0**power for power in range(-2, 4) for digit in (1, 2, 5))
 """Upper ends of the buckets of a histogram of seconds."""
@@ -73,7 +70,7 @@ METRICS: dict[str, RayMetric] = {
 """Every metric by its name."""
 
 
-def start(run: "RunInfo") -> "Tracker":
+def start(run: RunInfo) -> Tracker:
     """Metrics of `run`. Ray may be initialised later; rows that come while it is not are let go."""
     return _RayMetrics({"run": run.run_id, "name": run.name})
 
