@@ -104,7 +104,7 @@ def arm(name: str, seed: int, length: int, num_test: int) -> dict[str, Any]:
 
 def changed(config: dict[str, Any], *settings: str) -> TextExperimentConfig:
     """A config with other settings."""
-    made = config_from_dict(apply_overrides(config, settings), complete=False)
+    made = config_from_dict(apply_overrides(config, settings))
     assert isinstance(made, TextExperimentConfig)
     return made
 

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
@@ -34,6 +34,7 @@ from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, write_document
 
 MODEL, DATASET = "model", "dataset"
 AnyConfig = ExperimentConfig | TextExperimentConfig
+Config = TypeVar("Config", ExperimentConfig, TextExperimentConfig)
 
 
 def export_hf(run_dir: Path | str, out: Path | str, checkpoint: int | None = None) -> Path:
@@ -63,40 +64,47 @@ def export_hf(run_dir: Path | str, out: Path | str, checkpoint: int | None = Non
 
 
 def _write(folder: RunFolder, stored: AnyConfig, target: Path, checkpoint: int | None) -> None:
-    model = target / MODEL
-    evaluation = folder.read_json("evaluation.json") if (folder.path / "evaluation.json").is_file() else {}
+    model, data = target / MODEL, target / DATASET
     if isinstance(stored, ExperimentConfig):
-        if not has_checkpoint(folder.checkpoints):
-            raise UserError(f"{folder.path}: this run has no checkpoint to export; `nip-ray resume` continues with it until there is one")
-        found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(stored))
-        import_plugins(stored.plugins)  # once the folder is known to be whole
-        config, iteration = portable(stored), found.iteration
-        assert isinstance(config, ExperimentConfig)
-        write_weights(model, iteration, found.tensors["training"]["modules"], run_fingerprint(config))
-        about: dict[str, Any] = {"kind": "networks", "iteration": iteration, "agents": sorted(found.tensors["training"]["modules"])}
+        config, about = _write_networks(folder, stored, model, checkpoint)
+    elif checkpoint is not None:
+        raise UserError("--checkpoint: is for runs of networks; of language models those of the last test are exported, leave it out")
     else:
-        if checkpoint is not None:
-            raise UserError("--checkpoint: is for runs of networks; of language models those of the last test are exported, leave it out")
-        kept = copy_models(folder, stored, model)
-        config = portable(with_models(stored, kept.names))
-        iteration = kept.iteration
-        about = {"kind": "language models", "iteration": iteration, "models": kept.names, "elsewhere": kept.elsewhere, "bases": kept.bases}
-        about["files"] = kept.files
-    about["plugins"] = [Path(name).name for name in stored.plugins]
-    figures = evaluation if evaluation.get("iteration") == iteration else {}
+        config, about = _write_language_models(folder, stored, model)
+    about = {**about, "plugins": [Path(name).name for name in stored.plugins]}
+    documents = ("evaluation.json", "environment.json")
+    evaluation, environment = (folder.read_json(name) if (folder.path / name).is_file() else {} for name in documents)
+    figures = evaluation if evaluation.get("iteration") == about["iteration"] else {}
     (model / CONFIG).write_text(config_to_yaml(config), encoding="utf-8")
     if figures:
         write_document(model / "evaluation.json", figures)
     write_document(model / EXPORTED, about)
-    data = target / DATASET
-    splits = write_transcripts(folder, isinstance(stored, TextExperimentConfig), data)
-    environment = folder.read_json("environment.json") if (folder.path / "environment.json").is_file() else {}
     write_model_card(model / "README.md", config, figures, about, environment)
-    if splits:
+    if splits := write_transcripts(folder, isinstance(stored, TextExperimentConfig), data):
         write_dataset_card(data / "README.md", config, splits)
 
 
-def portable(config: AnyConfig) -> AnyConfig:
+def _write_networks(
+    folder: RunFolder, stored: ExperimentConfig, model: Path, checkpoint: int | None
+) -> tuple[ExperimentConfig, dict[str, Any]]:
+    """Write the weights of a checkpoint; returns the config that goes along and what `exported.json` says."""
+    if not has_checkpoint(folder.checkpoints):
+        raise UserError(f"{folder.path}: this run has no checkpoint to export; `nip-ray resume` continues with it until there is one")
+    found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(stored))
+    import_plugins(stored.plugins)  # once the folder is known to be whole
+    config, modules = portable(stored), found.tensors["training"]["modules"]
+    write_weights(model, found.iteration, modules, run_fingerprint(config))
+    return config, {"kind": "networks", "iteration": found.iteration, "agents": sorted(modules)}
+
+
+def _write_language_models(folder: RunFolder, stored: TextExperimentConfig, model: Path) -> tuple[TextExperimentConfig, dict[str, Any]]:
+    """Copy the models that were tested last; returns the config that goes along and what `exported.json` says."""
+    kept = copy_models(folder, stored, model)
+    about = {"models": kept.names, "elsewhere": kept.elsewhere, "bases": kept.bases, "files": kept.files}
+    return portable(with_models(stored, kept.names)), {"kind": "language models", "iteration": kept.iteration, **about}
+
+
+def portable(config: Config) -> Config:
     """`config` without what is of this machine: folders of paths, where figures go, other runs, and plugins, which are code."""
     kind = type(config)
 

@@ -38,7 +38,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
 
-from nip_ray.cluster.patience import REMEMBERED, hang_limit_s
+from nip_ray.cluster.liveness import REMEMBERED, hang_limit_s
 from nip_ray.cluster.ray_session import first_words
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError

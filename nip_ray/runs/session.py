@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.cluster.interrupts import finishing
-from nip_ray.cluster.patience import REMEMBERED
+from nip_ray.cluster.liveness import REMEMBERED
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import begun, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig

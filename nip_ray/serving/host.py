@@ -18,12 +18,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from nip_ray.cluster.liveness import watchable
 from nip_ray.cluster.ray_session import first_words
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.extras import check_installed, check_quantized, local_llm
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
-from nip_ray.serving.hangs import watchable
 from nip_ray.serving.jobs import JobStore, StoredJob, run_job
 from nip_ray.serving.shelf import ModelFolders, Shelf
 from nip_ray.settings.providers import LocalProvider

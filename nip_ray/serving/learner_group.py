@@ -19,10 +19,10 @@ from ray.util import get_current_placement_group, placement_group, remove_placem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor, distributed
 
+from nip_ray.cluster.liveness import ActorWatch, watchable
 from nip_ray.learning.learners import Learners
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate
 from nip_ray.learning.token_rows import Turn
-from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import TokenTrainingSettings

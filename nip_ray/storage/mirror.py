@@ -110,7 +110,7 @@ class Store:
     def __init__(self, place: Place) -> None:
         """Raises OSError when the store cannot be reached to say in which region a bucket is."""
         self.place = place
-        self._system: Any = _OPENERS[place.scheme](place)
+        self._system: Any = _open(place)
 
     def files(self) -> dict[str, int]:
         """name -> bytes, of everything but hidden files. A place that does not exist has none. Names are as the store has them."""
@@ -191,7 +191,11 @@ def fetch_mirror(url: Path | str, into: Path, wanted: Callable[[str], bool] = la
     """
     place = place_of(url, "the run to fetch")
     check_library(place, place.url)
-    _refuse_taken(into, place)
+    if (into / CONFIG).exists():
+        onward = f"continue with it by `nip-ray resume {shlex.quote(str(into))}`"
+        raise UserError(f"{into} holds a run already; {onward}, or fetch {place.url} elsewhere (--run-dir)")
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise UserError(f"{into} holds something already; {place.url} needs a new or empty folder (--run-dir)")
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=into.parent) as aside:
@@ -243,16 +247,6 @@ def one_line(error: Exception) -> str:
     return lines[0] if len(lines[0]) <= 300 else f"{lines[0][:300]}..."
 
 
-def _refuse_taken(into: Path, place: Place) -> None:
-    if into.is_dir() and (into / CONFIG).exists():
-        where = shlex.quote(str(into))
-        raise UserError(
-            f"{into} holds a run already; continue with it by `nip-ray resume {where}`, or fetch {place.url} elsewhere (--run-dir)"
-        )
-    if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UserError(f"{into} holds something already; {place.url} needs a new or empty folder (--run-dir)")
-
-
 def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
     """A new folder in `aside` with what is wanted. Starts again where a run that continues has removed what was listed."""
     store = Store(place)
@@ -286,29 +280,18 @@ def _complete(store: Store) -> list[str]:
     return [name for name in kept if (number := checkpoint_of(name)) is None or number in finished]
 
 
-def _open_s3(place: Place) -> Any:
-    from pyarrow.fs import S3FileSystem, resolve_s3_region
+def _open(place: Place) -> Any:
+    """pyarrow's file system of a place."""
+    from pyarrow import fs
 
+    if place.scheme == "file":
+        return fs.LocalFileSystem()
+    if place.scheme == "gs":
+        return fs.GcsFileSystem(retry_time_limit=timedelta(seconds=_ATTEMPTS * _ANSWER_S))
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region is None and endpoint is None:
-        region = resolve_s3_region(place.path.partition("/")[0])
+        region = fs.resolve_s3_region(place.path.partition("/")[0])
     limits = {"connect_timeout": _CONNECT_S, "request_timeout": _ANSWER_S}
-    return S3FileSystem(
-        endpoint_override=endpoint, region=region, allow_delayed_open=True, **limits
-    )  # delayed: a small file is one request
-
-
-def _open_gs(place: Place) -> Any:
-    from pyarrow.fs import GcsFileSystem
-
-    return GcsFileSystem(retry_time_limit=timedelta(seconds=_ATTEMPTS * _ANSWER_S))
-
-
-def _open_file(place: Place) -> Any:
-    from pyarrow.fs import LocalFileSystem
-
-    return LocalFileSystem()
-
-
-_OPENERS: dict[str, Callable[[Place], Any]] = {"s3": _open_s3, "gs": _open_gs, "file": _open_file}
+    # delayed: a small file is one request
+    return fs.S3FileSystem(endpoint_override=endpoint, region=region, allow_delayed_open=True, **limits)

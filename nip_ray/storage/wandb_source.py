@@ -9,15 +9,15 @@ Decisions that matter here:
 import importlib.util
 import os
 import re
-import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.secrets import Redactor
 from nip_ray.storage import compat
+from nip_ray.storage.mirror import one_line
 
 PREFIX = "wandb:"
 
@@ -43,15 +43,12 @@ def fetch(source: str, into: Path) -> Path:
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UserError(f"{into} holds something already; {source} needs a new or empty folder")
     into.parent.mkdir(parents=True, exist_ok=True)
-    aside = into.with_name(f".{into.name}.tmp-{os.getpid()}")
-    try:
-        with kept_in(aside.absolute() / "library"):
-            _download(source, match[1], aside / "files")
+    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=into.parent.absolute(), ignore_cleanup_errors=True) as aside:
+        with kept_in(Path(aside) / "library"):
+            _download(source, match[1], Path(aside) / "files")
         if into.exists():
             into.rmdir()
-        (aside / "files").replace(into)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        (Path(aside) / "files").replace(into)
     return into
 
 
@@ -60,14 +57,18 @@ def _download(source: str, name: str, folder: Path) -> None:
     artifact = _artifact(source, name)
     try:
         for entry in artifact.manifest.entries.values():
-            _refuse_strange(source, entry)
+            if entry.ref is not None:
+                hint = "nip_ray fetches artifacts that hold their files themselves"
+                raise UserError(f"{source}: {entry.path} only points at {entry.ref}; {hint}")
+            if (path := PurePosixPath(entry.path)).is_absolute() or ".." in path.parts or "\\" in entry.path:
+                raise UserError(f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's")
         folder.mkdir(parents=True)
         artifact.download(root=str(folder), skip_cache=True)
         artifact.verify(root=str(folder))
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{source} cannot be fetched: {_one_line(error)}") from None
+        raise UserError(f"{source} cannot be fetched: {one_line(error)}") from None
 
 
 def _artifact(source: str, name: str) -> Any:
@@ -76,24 +77,11 @@ def _artifact(source: str, name: str) -> Any:
     try:
         return wandb.Api(timeout=_TIMEOUT_S).artifact(name)
     except Exception as error:
-        reason = _one_line(error)
+        reason = one_line(error)
         if "not found" in reason:
             hint = "look at its page for the names and versions that there are"
             raise UserError(f"there is no artifact {source} ({reason}); {hint}") from None
         raise UserError(f"{source} cannot be fetched: {reason}") from None
-
-
-def _refuse_strange(source: str, entry: Any) -> None:
-    path = PurePosixPath(entry.path)
-    if entry.ref is not None:
-        raise UserError(f"{source}: {entry.path} only points at {entry.ref}; nip_ray fetches artifacts that hold their files themselves")
-    if path.is_absolute() or ".." in path.parts or "\\" in entry.path:
-        raise UserError(f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's")
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return Redactor()(f"{lines[0]:.300}")
 
 
 def require_library(what: str) -> None:

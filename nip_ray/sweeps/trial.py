@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ray import tune
 
+from nip_ray.cluster.liveness import give_signs
 from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import AnyConfig, config_to_yaml
@@ -23,7 +24,6 @@ from nip_ray.config.plugins import know
 from nip_ray.config.rules import check
 from nip_ray.errors import LearnerLost, UserError
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
-from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.spaces import from_tune, parse_space
 from nip_ray.sweeps.spec import config_of
 from nip_ray.tracking import check_trackers

@@ -25,11 +25,11 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater, SearchAlgorithm, Searcher
 
+from nip_ray.cluster.liveness import last_sign, trial_silence
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.progress import say
 from nip_ray.settings.experiment import FaultToleranceSettings
 from nip_ray.settings.sweep import AshaScheduler, OptunaSearch, PbtScheduler
-from nip_ray.sweeps.alive import SignsOfLife
 from nip_ray.sweeps.compat import actor_of, number_trials
 from nip_ray.sweeps.spaces import Space, clipped, to_pbt, to_tune
 from nip_ray.sweeps.spec import SweepSpec, draw_settings
@@ -132,7 +132,7 @@ class Watch(tune.Callback):
     def __init__(self, spec: SweepSpec, quiet: bool, trials: Path | None = None) -> None:
         """trials: the folder of their run folders, in which signs of life are looked for (none: nowhere)."""
         settings, faults = spec.settings, spec.base.get("fault_tolerance") or {}
-        self.signs, self.folders = SignsOfLife(faults.get("hang_timeout_s", FaultToleranceSettings().hang_timeout_s)), trials
+        self.silence, self.folders = trial_silence(faults.get("hang_timeout_s", FaultToleranceSettings().hang_timeout_s)), trials
         self.metric, self.mode, self.total, self.quiet = settings.metric, settings.mode, spec.num_trials, quiet
         self.fail_fast, self.budget = settings.fail_fast, settings.time_budget_s
         self.began = self.told = self.looked = time.monotonic()
@@ -185,11 +185,11 @@ class Watch(tune.Callback):
         for trial in trials:
             actor = actor_of(trial) if trial.status == "RUNNING" else None
             if actor is None:
-                self.signs.forget(trial.trial_id)
-            elif self.signs.hangs(trial.trial_id, self.folders / trial.trial_id):
-                limit = f"{self.signs.limit_s:g} s (fault_tolerance.hang_timeout_s)"
+                self.silence.forget(trial.trial_id)
+            elif self.silence.too_long(trial.trial_id, last_sign(self.folders / trial.trial_id)):
+                limit = f"{self.silence.limit_s:g} s (fault_tolerance.hang_timeout_s)"
                 say(f"trial {trial.trial_id} gave no sign of life for {limit} and is ended")
-                self.signs.forget(trial.trial_id)
+                self.silence.forget(trial.trial_id)
                 ray.kill(actor)
 
     def _say_ended(self, trials: list[Any], trial: Any, what: object) -> None:

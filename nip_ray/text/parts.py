@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from nip_ray.cluster.liveness import ActorWatch
 from nip_ray.cluster.ray_session import start_ray
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
@@ -34,7 +35,6 @@ from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
-from nip_ray.serving.hangs import ActorWatch
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
+from nip_ray.cluster.liveness import ActorWatch, watchable
 from nip_ray.cluster.ray_session import first_words
 from nip_ray.errors import TrainingError
-from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 
 MAX_DEATHS = 5

@@ -1,4 +1,4 @@
-"""What a tracker is: somebody who is told of a run's figures and files while it continues."""
+"""The interface of trackers, which are told of a run's figures and files while it continues."""
 
 import json
 from collections.abc import Mapping
@@ -25,23 +25,22 @@ class RunInfo:
 
 
 class Tracker(Protocol):
-    """Told of everything once, in order of iterations. Rows have the keys of docs/metrics.md, flat, with an integer "iteration"."""
+    """Told of everything once, in order of iterations; a subclass leaves out what it has no use for.
+
+    Rows have the keys of docs/metrics.md, flat, with an integer "iteration".
+    """
 
     def log(self, row: Mapping[str, Any]) -> None:
         """One row of `metrics.jsonl`."""
-        ...
 
     def checkpoint(self, folder: Path, iteration: int) -> None:
         """A finished checkpoint; the folder may be pruned later."""
-        ...
 
     def transcripts(self, file: Path, iteration: int) -> None:
         """A finished file of transcripts."""
-        ...
 
     def finish(self, failed: bool) -> None:
         """The run is over, or has stopped and can be resumed (`failed`)."""
-        ...
 
 
 def values(row: Mapping[str, Any]) -> dict[str, float | int | str]:

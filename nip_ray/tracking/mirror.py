@@ -191,11 +191,11 @@ class Copier:
 
     def _refuse_strangers(self, store: Store, sizes: Mapping[str, int]) -> None:
         url = self.place.url
-        if sizes and _identity() not in sizes:
+        if sizes and IDENTITY not in sizes:
             raise NotOurs(f"{url} holds something else already; name another {KEY}, or empty it")
         if not sizes:
             return
-        theirs = _read_json(store.read(_identity())).get("run_id")
+        theirs = _read_json(store.read(IDENTITY)).get("run_id")
         if theirs != self._run_id:
             raise NotOurs(f"{url} is the copy of another run of this name; name another {KEY}, or remove it")
         own = _read_json((self._run_dir / OWN).read_bytes()) if (self._run_dir / OWN).is_file() else {}
@@ -230,7 +230,7 @@ class Copier:
         with ExitStack() as held:
             state = self._held([STATE], held) or {}  # before the others: they may be newer than it, never older
             plain = _settled(self._run_dir, checkpoints=False)
-            for name in sorted(plain, key=lambda name: (name != _identity(), name != CONFIG, name)):
+            for name in sorted(plain, key=lambda name: (name != IDENTITY, name != CONFIG, name)):
                 if name not in state and there.get(name) != plain[name]:
                     with ExitStack() as opened:
                         for file in (self._held([name], opened) or {}).values():  # none if it was removed: the next pass sees that
@@ -302,10 +302,6 @@ def _put(store: Store, there: dict[str, Mark | None], name: str, file: BinaryIO)
 
 def _mark(stat: os.stat_result) -> Mark:
     return Mark(stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-
-def _identity() -> str:
-    return IDENTITY
 
 
 def _read_json(content: bytes) -> dict[str, Any]:

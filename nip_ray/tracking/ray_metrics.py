@@ -16,13 +16,9 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from nip_ray.tracking.base import numbers
-
-if TYPE_CHECKING:
-    from nip_ray.tracking.base import RunInfo, Tracker
+from nip_ray.tracking.base import RunInfo, Tracker, numbers
 
 SECONDS = tuple(digit * 10.0**power for power in range(-2, 4) for digit in (1, 2, 5))
 """Upper ends of the buckets of a histogram of seconds."""
@@ -74,12 +70,12 @@ METRICS: dict[str, RayMetric] = {
 """Every metric by its name."""
 
 
-def start(run: "RunInfo") -> "Tracker":
+def start(run: RunInfo) -> Tracker:
     """Metrics of `run`. Ray may be initialised later; rows that come while it is not are let go."""
     return _RayMetrics({"run": run.run_id, "name": run.name})
 
 
-class _RayMetrics:
+class _RayMetrics(Tracker):
     def __init__(self, tags: Mapping[str, str]) -> None:
         self._tags, self._made = dict(tags), {}
 
@@ -92,15 +88,6 @@ class _RayMetrics:
             for key, value in found.items():
                 if match := re.fullmatch(metric.keys, key):
                     self._record(name, metric, float(value), {**self._tags, **match.groupdict()})
-
-    def checkpoint(self, folder: Path, iteration: int) -> None:
-        """Figures only."""
-
-    def transcripts(self, file: Path, iteration: int) -> None:
-        """Figures only."""
-
-    def finish(self, failed: bool) -> None:
-        """The last figures stand until Ray's process ends."""
 
     def _record(self, name: str, metric: RayMetric, value: float, tags: dict[str, str]) -> None:
         if name not in self._made:

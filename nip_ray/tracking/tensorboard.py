@@ -41,7 +41,7 @@ def start(run: RunInfo) -> Tracker:
     return tracker
 
 
-class _Tensorboard:
+class _Tensorboard(Tracker):
     def __init__(self, writer: Any) -> None:
         self._writer, self._flushed = writer, 0.0
 
@@ -63,9 +63,6 @@ class _Tensorboard:
 
     def checkpoint(self, folder: Path, iteration: int) -> None:
         self._flush()
-
-    def transcripts(self, file: Path, iteration: int) -> None:
-        """Scalars only."""
 
     def finish(self, failed: bool) -> None:
         self._writer.close()

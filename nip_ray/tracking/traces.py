@@ -5,6 +5,8 @@ Decisions that matter here:
   traces one run at a time, in a provider of its own: what other libraries of the process trace stays theirs;
 - a stage is the root of a trace, with its dialogues below it and their calls below those, whichever process holds them. Names are those of
   OpenTelemetry's conventions for generative AI; what these have no name for begins with `nip_ray.`;
+- calls have spans of ours, not of `opentelemetry-instrumentation-openai-v2`: that wraps `chat.completions.create`, which our client does
+  not use, knows nothing of local models, agents and costs, and sends texts without taking secrets out of them;
 - a call that is answered from the records is no call and has no span; a job has one when it is over, from its first submission on;
 - what was said is sent on request only, and then without secrets. Keys come from the environment ($OTEL_EXPORTER_OTLP_HEADERS);
 - a collector that is away costs one warning and no waiting: spans leave in a thread, and what it cannot get rid of is dropped.
@@ -17,7 +19,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,11 +56,8 @@ def check(settings: TrackingSettings) -> None:
             )
         if parts.username or parts.password:
             raise UserError("tracking.traces.endpoint has a password in it; give it as a header in $OTEL_EXPORTER_OTLP_HEADERS")
-    if traces.weave:
-        _check_weave(settings)
-
-
-def _check_weave(settings: TrackingSettings) -> None:
+    if not traces.weave:
+        return
     if not settings.wandb.enabled or settings.wandb.mode != "online":
         raise UserError("tracking.traces.weave: spans go to Weave beside an online run, set tracking.wandb.enabled: true and mode: online")
     if not (settings.wandb.entity or os.environ.get("WANDB_ENTITY")):
@@ -80,7 +78,8 @@ class _Tracing:
         about = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "nip_ray", "service.version": __version__}
         about |= {"nip_ray.run.id": run.run_id, "nip_ray.run.name": run.name, **({"nip_ray.run.group": run.group} if run.group else {})}
         if settings.traces.weave:
-            about |= {"wandb.entity": str(settings.wandb.entity or os.environ.get("WANDB_ENTITY")), "wandb.project": _project(settings)}
+            about["wandb.entity"] = str(settings.wandb.entity or os.environ.get("WANDB_ENTITY"))
+            about["wandb.project"] = settings.wandb.project or os.environ.get("WANDB_PROJECT") or "nip_ray"
         keys = [provider.get("api_key_variable") for provider in run.config.get("providers", {}).values()]
         self.content, self.redact = settings.traces.content, Redactor(key for key in keys if key)
         logger = logging.getLogger("opentelemetry")
@@ -106,10 +105,6 @@ class _Tracing:
         """No span after this."""
         self._provider.shutdown()
         logging.getLogger("opentelemetry").removeHandler(self._handler)
-
-
-def _project(settings: TrackingSettings) -> str:
-    return settings.wandb.project or os.environ.get("WANDB_PROJECT") or "nip_ray"
 
 
 def _exporters(settings: TrackingSettings) -> list[Any]:
@@ -195,7 +190,7 @@ def span(name: str, *, parent: str = "", call: bool = False, start_s: float | No
     attributes: "__" stands for a dot; those that are None are left out. An exception ends the span as an error, and passes.
     """
     if _active is None:
-        yield _nothing
+        yield lambda **more: None
         return
     from opentelemetry.trace import SpanKind, Status, StatusCode
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -241,10 +236,6 @@ def said(messages: Sequence[Mapping[str, Any]], finish: str | None = None) -> st
     return json.dumps(parts)
 
 
-def _nothing(**attributes: Any) -> None:
-    """Where nothing is traced."""
-
-
 def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name.replace("__", "."): value for name, value in attributes.items() if value is not None}
 
@@ -255,7 +246,7 @@ def start(settings: TrackingSettings, run: RunInfo) -> Tracker:
     return _Traces()
 
 
-class _Traces:
+class _Traces(Tracker):
     """The tracker: an iteration that was timed as a whole has a span of its own, with the seconds of its parts."""
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -265,12 +256,6 @@ class _Traces:
         times = {f"nip_ray__{name.replace('/', '__')}": value for name, value in row.items() if name.startswith("time/")}
         with span("iteration", start_s=time.time() - seconds, nip_ray__iteration=row["iteration"], **times):
             pass
-
-    def checkpoint(self, folder: Path, iteration: int) -> None:
-        """Figures of time only."""
-
-    def transcripts(self, file: Path, iteration: int) -> None:
-        """Figures of time only."""
 
     def finish(self, failed: bool) -> None:
         global _active

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from nip_ray.cluster import doctor
-from nip_ray.cluster.doctor import keys, machine, places
-from nip_ray.cluster.doctor.finding import Finding
+from nip_ray.cluster import doctor, doctor_access
+from nip_ray.cluster.doctor import Finding
 from nip_ray.sandbox import engines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +20,11 @@ GIB = 2**30
 
 
 def check(name: str) -> list[Finding]:
-    return doctor.CHECKS[name]()
+    return doctor.findings(name, doctor.CHECKS[name])
+
+
+def storage(path: Path) -> list[Finding]:
+    return doctor.findings("storage", partial(doctor.storage, path))
 
 
 def told(findings: list[Finding], status: str) -> list[str]:
@@ -41,7 +47,7 @@ def test_every_check_speaks_and_nothing_is_printed_or_left_behind(
     found = doctor.examine()
     assert capfd.readouterr() == ("", "")
     assert everything_below(tmp_path) == {home}
-    assert {finding.name for finding in found} == {*doctor.CHECKS, "gpu", "storage"}
+    assert {finding.name for finding in found} == {*doctor.CHECKS, "storage"}
     for finding in found:
         assert "\n" not in finding.what + finding.mend
         assert finding.what
@@ -60,7 +66,7 @@ def test_no_secret_is_told_whatever_variable_it_stands_in(
     canary = "sk-canary-51f0c3"
     (tmp_path / "token").write_text(canary)
     environment = {
-        **dict.fromkeys((*keys.VARIABLES, "RAY_AUTH_MODE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"), canary),
+        **dict.fromkeys((*doctor_access.VARIABLES, "RAY_AUTH_MODE", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"), canary),
         "OPENAI_BASE_URL": f"https://me:{canary}@example.org/v1",
         "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token"),
         "RAY_ADDRESS": f"ray://me:{canary}@127.0.0.1:1",
@@ -120,7 +126,8 @@ def test_a_ray_or_torch_that_cannot_be_imported_is_a_problem(tmp_path: Path) -> 
     for name in ("ray", "torch"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise OSError('libbroken.so: cannot open shared object file')")
-    source = "from nip_ray.cluster.doctor import CHECKS; print([(f.status, f.what) for n in ('ray', 'torch') for f in CHECKS[n]()])"
+    source = "from nip_ray.cluster.doctor import CHECKS, findings\n"
+    source += "print([(f.status, f.what) for n in ('ray', 'torch') for f in findings(n, CHECKS[n])])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.count("problem") == 2
@@ -128,14 +135,14 @@ def test_a_ray_or_torch_that_cannot_be_imported_is_a_problem(tmp_path: Path) -> 
 
 
 def test_a_folder_for_runs_that_is_not_there_is_fine_and_is_not_made(tmp_path: Path) -> None:
-    assert [finding.status for finding in places.storage(tmp_path / "deep" / "runs")] == ["ok"]
+    assert [finding.status for finding in storage(tmp_path / "deep" / "runs")] == ["ok"]
     assert not everything_below(tmp_path)
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])
 def test_a_file_in_the_way_of_runs_is_a_problem(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("")
-    [found] = places.storage(tmp_path / where)
+    [found] = storage(tmp_path / where)
     assert found.status == "problem"
     assert str(tmp_path / where) in found.what
     assert not doctor.verdict(doctor.examine(tmp_path / where))
@@ -143,34 +150,36 @@ def test_a_file_in_the_way_of_runs_is_a_problem(tmp_path: Path, where: str) -> N
 
 
 def test_a_full_disk_is_a_problem_and_an_almost_full_one_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "EASY_DISK", 1 << 80)
-    assert [finding.status for finding in places.storage(tmp_path)] == ["note"]
-    monkeypatch.setattr(places, "LEAST_DISK", 1 << 80)
-    assert [finding.status for finding in places.storage(tmp_path)] == ["problem"]
+    monkeypatch.setattr(doctor, "EASY_DISK", 1 << 80)
+    assert [finding.status for finding in storage(tmp_path)] == ["note"]
+    monkeypatch.setattr(doctor, "LEAST_DISK", 1 << 80)
+    assert [finding.status for finding in storage(tmp_path)] == ["problem"]
 
 
 def test_a_path_too_long_for_sockets_is_a_problem_and_one_that_can_become_so_a_note() -> None:
-    room = places.SOCKET_PATH - len(f"/session_2026-11-21_13-26-38_912736_4728/{places.LONGEST_SOCKET}")
+    room = doctor.SOCKET_PATH - len(f"/session_2026-11-21_13-26-38_912736_4728/{doctor.LONGEST_SOCKET}")
     fits = Path("/" + "x" * (room - 1))
-    assert places.judge_socket_paths(fits, 4728, 9999).status == "ok"
-    assert places.judge_socket_paths(fits, 4728, 32767).status == "note"
-    assert places.judge_socket_paths(fits, 47281, 99999).status == "problem"
+    assert doctor.socket_paths(fits, 4728, 9999)[0] == "ok"
+    assert doctor.socket_paths(fits, 4728, 32767)[0] == "note"
+    assert doctor.socket_paths(fits, 47281, 99999)[0] == "problem"
 
 
-def test_little_memory_is_a_note_and_next_to_none_a_problem() -> None:
-    assert [machine.judge_memory(free).status for free in (100 << 20, GIB, 8 * GIB)] == ["problem", "note", "ok"]
+def test_little_memory_is_a_note_and_next_to_none_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, status in ((100 << 20, "problem"), (GIB, "note"), (8 * GIB, "ok")):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free, total=16 * GIB))
+        assert [finding.status for finding in check("memory")] == [status]
 
 
 def test_whether_programs_can_be_isolated_is_tried_and_never_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (found,) = machine.sandbox()
+    (found,) = check("sandbox")
     assert found.status == "note"
     assert "none works here: bwrap is not on the PATH; docker is not on the PATH; podman is not on the PATH" in found.what
     assert "bubblewrap" in found.mend
     (tmp_path / "podman").write_text("#!/bin/sh\necho 42\n")
     (tmp_path / "podman").chmod(0o755)
     engines._working.cache_clear()
-    (found,) = machine.sandbox()
+    (found,) = check("sandbox")
     assert (found.status, found.what) == ("ok", "programs of models and strangers run isolated, by podman; trusted ones under limits")
 
 
@@ -179,11 +188,11 @@ def test_limits_of_control_groups_are_read_at_every_level(tmp_path: Path) -> Non
     group.mkdir(parents=True)
     membership = tmp_path / "cgroup"
     membership.write_text("0::/a/b\n")
-    assert machine.limits(tmp_path, membership) == machine.Limits()
+    assert doctor.limits(tmp_path, membership) == (None, None, None)
     (group / "cpu.max").write_text("max 100000\n")
     (group / "memory.max").write_text("max\n")
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "a" / "memory.max").write_text(f"{4 * GIB}\n")
     (tmp_path / "a" / "memory.current").write_text(f"{3 * GIB}\n")
     (tmp_path / "a" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB}\n")
-    assert machine.limits(tmp_path, membership) == machine.Limits(cpus=1.5, memory=4 * GIB, free=2 * GIB)
+    assert doctor.limits(tmp_path, membership) == (1.5, 4 * GIB, 2 * GIB)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nip_ray.cluster.doctor import ports
-from nip_ray.cluster.doctor.finding import Finding
+from nip_ray.cluster.doctor import Finding
+from nip_ray.cluster.doctor_access import Listener, exposed, listeners
 from tests.cluster.test_doctor import check, everything_below, told
 
 
@@ -188,16 +188,16 @@ def test_a_ray_without_tokens_that_other_machines_can_reach_is_noted(tmp_path: P
         assert "RAY_AUTH_MODE=token" in found.mend
     with process_that_listens(tmp_path / "x.py", "0.0.0.0", "token", name="/opt/gcs_server") as port:
         assert not notes_on(port)
-        assert port in [one.port for one in ports.listeners()]
+        assert port in [one.port for one in listeners()]
 
 
 def test_other_peoples_servers_are_none_of_ours(tmp_path: Path) -> None:
     with process_that_listens(tmp_path / "server.py", "0.0.0.0", "disabled") as port:
-        assert port not in [one.port for one in ports.listeners()]
+        assert port not in [one.port for one in listeners()]
 
 
 def test_figures_of_a_dashboard_that_stays_at_home_are_not_the_dashboard() -> None:
-    figures = ports.Listener(1, "dashboard", "0.0.0.0", 44227, False, told="127.0.0.1")
-    pages = ports.Listener(2, "dashboard", "::", 8265, False, told="::")
-    mapped = ports.Listener(3, "dashboard", "::ffff:127.0.0.1", 8265, False, told="localhost")
-    assert [finding.status for finding in ports.judge([figures, pages, mapped])] == ["ok", "note"]
+    figures = Listener(0, 1, 44227, "dashboard", "0.0.0.0", False, told="127.0.0.1")
+    pages = Listener(0, 2, 8265, "dashboard", "::", False, told="::")
+    mapped = Listener(0, 3, 8265, "dashboard", "::ffff:127.0.0.1", False, told="localhost")
+    assert [len(list(exposed(one))) for one in (figures, pages, mapped)] == [0, 1, 0]

@@ -238,7 +238,7 @@ class Provider:
 
     chat: makes a client (none: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (none: it does not fine-tune).
     start, stop: of actors that all processes of a run share, from settings and the run folder. actors: those of what `start` returned that
-    are watched for hangs (`nip_ray.serving.hangs`), by what messages call them. books_itself: the client keeps to budget and limits by
+    are watched for hangs (`nip_ray.cluster.liveness`), by what messages call them. books_itself: the client keeps to budget and limits by
     itself.
     """
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import ray
 
+from nip_ray.cluster.liveness import GROUP
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.errors import TrainingError
-from nip_ray.serving.hangs import GROUP
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.parts import prepare
 from nip_ray.text.training.trainer import begin, new_state

@@ -1,0 +1,135 @@
+"""Processes that hang without dying: how long one may be silent, how it gives signs of life, and who looks for them.
+
+Decisions that matter here:
+- a process that is stopped or dead-locked looks like one that is slow. Where an answer of its work is waited for, what is slow is measured
+  by the iterations before (`hang_limit_s`). Where its work may take hours (a wait for a provider, a last examination), it gives signs of
+  life on a thread of its own: an actor by answering in the concurrency group `GROUP`, a trial by touching a file in its run folder;
+- a process is judged from its first sign on: one that is being made waits for room, and imports libraries, as long as that takes;
+- time in which nobody looked does not count: this process may have been stopped together with the other;
+- clocks of machines differ, so a sign is compared with the one before, never with the time here.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from nip_ray.progress import say
+
+REMEMBERED = 101
+"""Iterations of which the median is taken."""
+GROUP = "life"
+ALIVE = ".alive"
+BEAT_S = 2.0
+"""Seconds between two signs of a trial."""
+_LOOK_S = 1.0  # between two questions to an actor
+_TIMES_MEDIAN, _TIMES_AT_FIRST = 5, 10
+
+
+def hang_limit_s(least_s: float, durations_s: Collection[float]) -> float:
+    """Seconds to wait for an answer: `least_s`, or five times the median of the iterations so far where that is longer. Before the first
+    iteration is over nobody knows how long one takes (data are read, kernels compiled): then ten times `least_s`.
+    """
+    return max(least_s, _TIMES_MEDIAN * median(durations_s)) if durations_s else _TIMES_AT_FIRST * least_s
+
+
+class Silence:
+    """How long each of several processes has been silent, as far as it was looked at."""
+
+    def __init__(self, limit_s: float, step_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """limit_s: how long one may be silent. step_s: the longest time between two looks that counts."""
+        self.limit_s, self._step_s, self._clock = limit_s, step_s, clock
+        self._seen: dict[str, tuple[Hashable, float, float]] = {}  # name -> its newest sign, seconds of silence, time of the last look
+
+    def too_long(self, name: str, sign: Hashable) -> bool:
+        """Look at the process `name`; whether it has been silent for too long. sign: its newest, None before its first."""
+        if sign is None:
+            self.forget(name)
+            return False
+        now = self._clock()
+        before, silent, looked = self._seen.get(name, (None, 0.0, now))
+        silent = silent + min(now - looked, self._step_s) if sign == before else 0.0
+        self._seen[name] = sign, silent, now
+        return silent > self.limit_s
+
+    def forget(self, name: str) -> None:
+        """`name` does not run now, and what was seen of it does not count for its next process."""
+        self._seen.pop(name, None)
+
+
+def give_signs(folder: Path) -> Callable[[], None]:
+    """Touch the file `ALIVE` in a trial's `folder` every `BEAT_S` seconds, until what this returns is called."""
+    file, over = folder / ALIVE, threading.Event()
+    file.touch()
+
+    def beat() -> None:
+        while not over.wait(BEAT_S):
+            with suppress(OSError):  # storage that fails for a moment: the next sign comes
+                file.touch()
+
+    threading.Thread(target=beat, name="alive", daemon=True).start()
+    return over.set
+
+
+def trial_silence(limit_s: float) -> Silence:
+    """For trials, looked at with `last_sign`; they may be silent for as long as five signs take at least."""
+    return Silence(max(limit_s, 5 * BEAT_S), BEAT_S)
+
+
+def last_sign(folder: Path) -> int | None:
+    """The newest sign of the trial in `folder`; None before its first."""
+    try:
+        return (folder / ALIVE).stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def watchable(kind: type) -> Any:
+    """`ray.remote(kind)`, of which actors are made that can be watched."""
+    import ray
+
+    options: dict[str, Any] = {"concurrency_groups": {GROUP: 1}}
+    return ray.remote(**options)(kind)
+
+
+class ActorWatch:
+    """Watches actors, which are of a `watchable` kind, in a thread, until `close`: one that hangs is ended, and Ray makes it again."""
+
+    def __init__(self, actors: Mapping[str, Any], limit_s: float) -> None:
+        """actors: by what they are called in messages. limit_s: how long one may be silent."""
+        self._actors, self._silence = dict(actors), Silence(limit_s, 2 * _LOOK_S)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watch."""
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        def ask(actor: Any) -> Any:
+            return actor.__ray_ready__.options(concurrency_group=GROUP, max_task_retries=0).remote()
+
+        asked = {name: ask(actor) for name, actor in self._actors.items()}
+        answers: dict[str, int | None] = dict.fromkeys(asked)
+        while not self._over.wait(_LOOK_S) and ray.is_initialized():  # else a look would start another Ray
+            for name, actor in self._actors.items():
+                if ray.wait([asked[name]], timeout=0)[0]:
+                    try:
+                        ray.get(asked[name])
+                        answers[name] = (answers[name] or 0) + 1
+                    except RayError:  # it is dead, and made again by Ray, or nobody wants it any more
+                        answers[name] = None
+                    asked[name] = ask(actor)
+                if self._silence.too_long(name, answers[name]):
+                    limit = f"{self._silence.limit_s:g} s (fault_tolerance.hang_timeout_s)"
+                    say(f"{name} gave no sign of life for {limit} and is ended")
+                    answers[name] = None
+                    ray.kill(actor, no_restart=False)
