@@ -97,8 +97,8 @@ class ChatFormat:
         """`cut` of a prompt, with a warning at the first that loses its middle."""
         if len(tokens) > room and not self.prompts_cut:
             say(
-                f"warning: a prompt of {len(tokens)} tokens loses its middle, the context of {self.context} has room for {room}, as for others "
-                "after it; shorten items, replies or rounds, or take a model with a longer context"
+                f"warning: a prompt of {len(tokens)} tokens loses its middle, the context of {self.context} has room for {room}, as may "
+                "others after it; shorten items, replies or rounds, or take a model with a longer context"
             )
         self.prompts_cut += len(tokens) > room
         return self.cut(tokens, room)
