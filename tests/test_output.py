@@ -69,6 +69,12 @@ def verb(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "nip_ray.cli", *args], cwd=ROOT, text=True, timeout=120, **options)
 
 
+def test_a_warning_is_one_line() -> None:
+    source = "import warnings; from nip_ray import cli; cli.app = lambda **_: warnings.warn('no price'); cli.main()"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "warning: no price\n")
+
+
 def test_a_command_whose_output_is_lost_says_so_in_a_line(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         made = verb("--version", stdout=full, stderr=subprocess.PIPE)

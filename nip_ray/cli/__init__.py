@@ -12,6 +12,7 @@ Decisions that matter here:
 import os
 import signal
 import sys
+import warnings
 from types import FrameType, TracebackType
 
 from nip_ray.cli import common
@@ -24,6 +25,8 @@ from nip_ray.redaction import Redactor
 from nip_ray.cli import train, evaluate, text, folder, report, export, sweep, run, play, new, tools, data  # noqa: F401
 # isort: on
 
+_plain_warning = warnings.formatwarning
+
 __all__ = ["app", "main"]
 
 
@@ -35,6 +38,7 @@ def main() -> None:
     sys.stdout, sys.stderr = BestEffort(sys.stdout, needed=True), BestEffort(sys.stderr)
     common.end_at_once = _end_at_next_signal
     sys.excepthook = _show
+    warnings.formatwarning = _warning
     try:
         app(prog_name="nip-ray")
     except KeyboardInterrupt:  # outside of every verb's own care: one that came a moment after another
@@ -49,6 +53,11 @@ def main() -> None:
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A traceback, which may quote a key."""
     sys.stderr.write(Redactor().traceback(error))
+
+
+def _warning(message: Warning | str, category: type[Warning], *where: object) -> str:
+    """One line; those that are for developers say where they come from."""
+    return f"warning: {message}\n" if category is UserWarning else _plain_warning(message, category, *where)  # pyright: ignore
 
 
 def _end_at_next_signal(code: int) -> None:

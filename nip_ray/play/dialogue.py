@@ -119,14 +119,15 @@ _OTHER_MARKS = (
     (re.compile(r"<\|begin_of_thought\|>"), "<think>"),
     (re.compile(r"<\|end_of_thought\|>"), "</think>"),
     (re.compile(r"<\|(?:begin|end)_of_solution\|>"), ""),
-    # Harmony: channels before the final one are reasoning; without its special tokens, names of channels run into the text.
-    (re.compile(r"\A\s*(?:assistant)?analysis(?=\S)(?=.*assistantfinal)", re.DOTALL), "<think>"),
+    # Harmony: channels before the final one are reasoning; without its special tokens, names of channels run into the text,
+    # also of a reply that was cut before its final one. No other text has a letter or digit right behind "analysis".
+    (re.compile(r"\A\s*(?:assistant)?analysis(?=[^\W_])|\A\s*(?:assistant)?analysis(?=\S)(?=.*assistantfinal)", re.DOTALL), "<think>"),
     (re.compile(r"(?<=<think>)(.*)assistantfinal", re.DOTALL), r"\1</think>"),
     (re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>\s*final\b[^<]*<\|message\|>"), "</think>"),
     (re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"), "<think>"),
     (re.compile(r"<\|(?:end|return|call)\|>"), ""),
 )
-_OTHER = re.compile(r"<\|(?:channel|begin_of_thought)\|>|\A\s*(?:assistant)?analysis\S.*assistantfinal", re.DOTALL)
+_OTHER = re.compile(r"<\|(?:channel|begin_of_thought)\|>|\A\s*(?:assistant)?analysis(?:[^\W_]|\S.*assistantfinal)", re.DOTALL)
 """Where a reply has one of the other marks, each of them is written as those of `MARK`."""
 
 

@@ -317,9 +317,12 @@ class Protocol:
         """The tables of `amounts_on` by device."""
         return {}
 
-    def reward_mid_point(self, agent: str) -> float:
-        """The threshold that tells positive from negative examples, see `Payment.mid_point`; in a game without a verifier it is 0."""
-        return 0.0 if self.verifier is None else self.payment.mid_point(agent)
+    def reward_mid_point(self, agent: str, role: str | None = None) -> float:
+        """The threshold that tells positive from negative examples of an agent in `role`, or in all roles if it knows none, see
+        `Payment.mid_point`; in a game without a verifier it is 0.
+        """
+        payment = self.payment if role is None else self.payment.of(role)
+        return 0.0 if self.verifier is None else payment.mid_point(agent)
 
 
 ProtocolBuilder = Callable[[ProtocolParams], Protocol]

@@ -37,9 +37,12 @@ def start_ray(config: ExperimentConfig) -> None:
     wanted = sum(bundle.get("CPU", 0) for bundle in bundles)
     cores = len(os.sched_getaffinity(0))
     if ray_session.start_ray(config.runtime, max(wanted, 1.0) if workers else 0.0) and workers > cores:
+        fewer = "fewer play.num_env_runners with more play.num_copies play as much"
+        if not config.play.num_env_runners:
+            fewer = "fewer learners.num_learners learn the same"
         say(
             f"warning: {workers} processes take turns on the {cores} cores of this machine, each with about half a gigabyte of memory; "
-            "fewer play.num_env_runners with more play.num_copies play as much"
+            f"{fewer}"
         )
     if bundles and ray.is_initialized() and ray.util.get_current_placement_group() is None:
         check_cluster(bundles, autoscaling=config.runtime.autoscaling)

@@ -79,11 +79,13 @@ class Session:
         foreign: it is another run's; this run's rows up to its iteration are kept, its own checkpoints are not.
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
         """
-        from nip_ray.rllib.cluster import build_algorithm
+        from nip_ray.rllib.cluster import build_algorithm, start_ray
         from nip_ray.runs.initial_weights import put_weights
 
         prepare_process(self.config.runtime.num_threads)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
+        if checkpoint is None and self.config.pretraining.agents:
+            start_ray(self.config)  # a cluster that is too small is told of before minutes of pretraining
         given = self._first_weights() if checkpoint is None else {}
         self.algorithm = build_algorithm(self.config if checkpoint is None else begun(self.config))
         self.algorithm.durations = self._durations

@@ -23,6 +23,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import MARK, OPENED, SHAPES, Chat, Shape, shape_chat
+from nip_ray.progress import say
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import TooLong
 from nip_ray.serving.model_folder import first_line
@@ -56,7 +57,7 @@ class ChatFormat:
             )
         self.tokenizer, self.context = tokenizer, context
         self.prompts_cut = 0
-        """How many chats have lost their middle in `prompt_before`."""
+        """How many chats have lost their middle in `prompt_before` or `cut_aloud`."""
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
         self.replies: dict[str, list[int]] = {}
@@ -89,6 +90,16 @@ class ChatFormat:
     def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int) -> list[int]:
         """`prompt`, without its middle where that would leave no room in the context for a reply of so many tokens."""
         tokens, room = self.prompt(messages), self.context - reply_tokens
+        self.prompts_cut += len(tokens) > room
+        return self.cut(tokens, room)
+
+    def cut_aloud(self, tokens: list[int], room: int) -> list[int]:
+        """`cut` of a prompt, with a warning at the first that loses its middle."""
+        if len(tokens) > room and not self.prompts_cut:
+            say(
+                f"warning: a prompt of {len(tokens)} tokens loses its middle, the context of {self.context} has room for {room}, as may "
+                "others after it; shorten items, replies or rounds, or take a model with a longer context"
+            )
         self.prompts_cut += len(tokens) > room
         return self.cut(tokens, room)
 

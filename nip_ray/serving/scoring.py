@@ -22,7 +22,7 @@ class Scorer:
     def logprob(self, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
         """The natural logarithm of the probability that the model says exactly `completion` after `messages`, and ends."""
         said = completion_tokens(messages, completion, self.chat)
-        prompt = self.chat.prompt_before(messages, len(said))
+        prompt = self.chat.cut_aloud(self.chat.prompt(messages), self.chat.context - len(said))
         logits_TV = self.model(torch.tensor([prompt + said]), logits_to_keep=len(said) + 1).logits[0, :-1]
         return float(logits_TV.float().log_softmax(-1).gather(1, torch.tensor(said)[:, None]).double().sum())
 

@@ -87,7 +87,7 @@ class Shelf:
             limit = request.max_tokens or max(1, min(UNLIMITED, context - len(prompt)))
             if too_long == "cut":
                 limit = min(limit, context // 2)
-                prompt = engine.chat.cut(prompt, context - limit)
+                prompt = engine.chat.cut_aloud(prompt, context - limit)
             opened = engine.chat.opened
             if opened and on_text:
                 on_text(opened)

@@ -223,7 +223,8 @@ async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob
         what = "failed" if job.status == "failed" else "was cancelled"
         raise TrainingError(
             f"fine-tuning job {job.id} {what}: {job.error or 'the provider gives no reason'}. "
-            "Mend the cause and resume the run: that makes a new attempt"
+            "Mend the cause and resume the run: that makes a new attempt with the same examples. Where the service refuses what is in "
+            "them, start a new run without the items, or at another service"
         )
     return job
 

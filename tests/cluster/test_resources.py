@@ -12,6 +12,7 @@ from nip_ray.cluster.resources import Bundle, missing, trial_bundles, worker_bun
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.rllib.cluster import start_ray
+from nip_ray.runs import pretraining
 from nip_ray.runs.experiment import run_experiment
 from tests.runs.small import MESSAGES, small
 
@@ -83,9 +84,20 @@ def test_a_run_that_can_never_be_placed_is_refused_at_once(ray_session: None, tm
     assert "\n" not in said
 
 
+def test_it_is_refused_before_bodies_are_pretrained(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "pretrain", lambda *_: pytest.fail("pretrained"))
+    workers = ("learners.num_learners=4", "learners.num_gpus_per_learner=1", "pretraining.agents=[prover]")
+    with pytest.raises(UserError, match="too small"):
+        run_experiment(small(*workers), tmp_path / "run", quiet=True)
+
+
 def test_more_workers_than_cores_are_told_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(ray_session, "start_ray", lambda *_: True)
     for workers in (1, 640):
         start_ray(small(f"play.num_env_runners={workers}", "runtime.autoscaling=true", base=MESSAGES))
     said = capsys.readouterr().err.splitlines()
     assert [line.startswith("warning: 640 processes take turns on the") for line in said] == [True]
+    start_ray(small("play.num_env_runners=0", "learners.num_learners=640", "runtime.autoscaling=true", base=MESSAGES))
+    said = capsys.readouterr().err
+    assert "fewer learners.num_learners" in said
+    assert "play.num_env_runners" not in said

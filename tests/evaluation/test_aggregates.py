@@ -78,6 +78,17 @@ def test_the_interval_of_a_few_seeds_holds_the_truth_as_often_as_it_says(runs: i
     assert held / trials > 0.9
 
 
+def test_intervals_are_as_wide_as_the_runs_that_are_free_to_vary_ask_for() -> None:
+    """Student's factors by hand: two strata of two runs leave two degrees of freedom, two verifiers one, however many provers they meet."""
+    found = stratified_interval([[10.0, 20.0], [10.0, 20.0]], 0)
+    half = 5 * 4.3027 / 1.96 * 2**0.5
+    assert (found.lower, found.upper) == pytest.approx((15 - half, 15 + half), rel=1e-3)
+    half = 10 * 12.706 / 1.96 * 2**0.5
+    for provers in (2, 9):
+        crossed = crossed_interval(np.repeat([[60.0], [80.0]], provers, axis=1), 0)
+        assert (crossed.lower, crossed.upper) == pytest.approx((70 - half, 70 + half), rel=1e-3)
+
+
 def test_the_crossed_interval_of_a_few_seeds_holds_the_truth_as_often_as_it_says() -> None:
     random, held, trials = np.random.default_rng(4), 0, 100
     for _ in range(trials):

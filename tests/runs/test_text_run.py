@@ -179,6 +179,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     done = runner.invoke(app, ["resume", str(run_dir), "--iterations", "2", "--set", "budget.tokens=100000000"])
     assert done.exit_code == 0
     assert "eval_sampled/verifier/accuracy" in done.output
+    file = tmp_path / "instances.jsonl"
+    evaluated = runner.invoke(app, ["evaluate", str(run_dir), "--instances", str(file), "--json"])
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == len({(line["id"], line["mode"], number) for number, line in enumerate(lines)}) > 0
+    right = sum(line["correct"] for line in lines) / len(lines)
+    assert right == pytest.approx(json.loads(evaluated.stdout)["eval_sampled/verifier/accuracy"])
+    assert all(line["correct"] == (line["label"] == line["verdict"]) and line["rounds"] > 0 and line["returns"] for line in lines)
     shown = runner.invoke(app, ["judge", str(run_dir), "--judges", "verifier_format_conformance", "--dry-run", "--json"])
     assert json.loads(shown.stdout)["calls"] == 0
 

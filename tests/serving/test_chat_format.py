@@ -46,6 +46,15 @@ def test_long_prompts_lose_their_middle(chat: ChatFormat) -> None:
     assert chat.cut(tokens, 1) == [99]
 
 
+def test_the_first_prompt_that_loses_its_middle_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    chat, tokens = ChatFormat(default_tokenizer(), 30), list(range(100))
+    assert chat.cut_aloud(tokens[:20], 20) == tokens[:20]
+    assert capsys.readouterr().err == ""
+    assert chat.cut_aloud(tokens, 20) == chat.cut_aloud(tokens, 20) == chat.cut(tokens, 20)
+    assert capsys.readouterr().err.count("a prompt of 100 tokens loses its middle, the context of 30 has room for 20") == 1
+    assert chat.prompts_cut == 2
+
+
 def test_refusals(tmp_path: Path) -> None:
     tokenizer = default_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"

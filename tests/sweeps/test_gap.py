@@ -66,6 +66,17 @@ def test_without_an_attack_it_says_so_and_whose_soundness_it_is(tmp_path: Path) 
     assert cell["also"].startswith("soundness against its own provers 90.0")
 
 
+def test_a_cell_is_attacked_where_all_its_runs_are(tmp_path: Path) -> None:
+    spec = spec_of()
+    trials = trials_of(tmp_path, spec)
+    path = tmp_path / "trials" / trials[0].trial_id / "evaluation.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "soundness_error"}))
+    found = gap_map(tmp_path, spec, summarise(spec.settings, trials))
+    assert found is not None
+    told = [cell["also"].partition(" 9")[0] for cell in found["rows"][0]["cells"]]
+    assert sorted(told) == ["soundness against its own provers", "soundness under attack"]
+
+
 def test_of_other_sweeps_there_is_none(tmp_path: Path) -> None:
     for agents in ({"verifier": {"num_gnn_layers": {"grid": [1, 2]}}}, {**DEEPER, "verifier": {"d_gnn": {"randint": [1, 9]}}}):
         spec = spec_of(agents)

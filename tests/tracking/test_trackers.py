@@ -30,6 +30,11 @@ def test_values_are_plain_and_leave_out_what_has_no_value() -> None:
     assert numbers(given) == {"iteration": 3, "a": 0.5, "d": 1}
 
 
+def test_keys_of_a_config_are_told_from_its_root() -> None:
+    given = {"a": {"b": {"c": 1, "d": [1, 2]}, "e": None}, "f": "x"}
+    assert flat(given) == {"a.b.c": 1, "a.b.d": "[1, 2]", "a.e": None, "f": "x"}
+
+
 class Recorder:
     """Remembers what it was told; fails where it is told to."""
 

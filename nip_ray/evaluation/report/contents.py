@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shlex
 from datetime import datetime
 from typing import Any
 
@@ -145,7 +144,7 @@ def _cite(source: RunSource) -> str:
     told = source.environment
     lines = {
         "run": short(source.config.get("name") or source.run_dir.name, 100),
-        "command": f"nip-ray train {shlex.quote(str(source.run_dir / CONFIG))}" if source.config else "",
+        "command": f"nip-ray train {CONFIG}" if source.config else "",
         "nip_ray": " ".join(short(told[key], 80) for key in ("nip_ray", "commit") if told.get(key)),
         "config": f"sha256 {hashlib.sha256(source.config_text.encode()).hexdigest()[:16]}" if source.config_text else "",
     }

@@ -58,6 +58,8 @@ class OpenAIJobs:
         self._provider = provider
         self._service = OpenAIService(provider, first_wait_s=first_wait_s)
         self._client, self._where = self._service.sdk, self._service.where
+        self._left_out: set[str] = set()
+        """Members of creations that the service refuses."""
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def check(self, model: str, method: Method) -> None:
@@ -117,18 +119,25 @@ class OpenAIJobs:
         """See `FineTuneBackend`. Raises Busy when the service asks to come back later, UserError when it refuses."""
         job: Any = None
         refusal: Exception | None = None
+        members: dict[str, Any] = {"seed": spec.seed % 2**31, "metadata": {_KEY: spec.key}}
+        optional = {name: value for name, value in members.items() if name not in self._left_out}
         try:
             job = await self._client.fine_tuning.jobs.create(
                 model=spec.model,
                 training_file=file_id,
                 method=method_of(spec),  # pyright: ignore[reportArgumentType]
                 suffix=f"{spec.suffix}-{spec.key[:_MARK]}",
-                seed=spec.seed % 2**31,
-                metadata={_KEY: spec.key},
-                extra_headers={"Idempotency-Key": spec.key},
+                extra_headers={"Idempotency-Key": "-".join([spec.key, *sorted(self._left_out)])},
+                **optional,
             )
         except self._service.errors as error:
-            refusal = self._refused(self._service.failure(error), spec)
+            failure = self._service.failure(error)
+            named = [name for name in optional if re.search(rf"\b{name}\b", failure.said)]
+            if failure.status in (400, 422) and named:  # nothing was made
+                warnings.warn(f"{self._where} takes no {' and '.join(named)} of fine-tuning jobs: left out", stacklevel=2)
+                self._left_out.update(named)
+                return await self.submit(spec, file_id)
+            refusal = self._refused(failure, spec)
         if refusal is None and not getattr(job, "id", None):
             body = job.model_dump() if hasattr(job, "model_dump") else job
             refusal = self._refused(self._service.in_answer(body), spec)

@@ -7,6 +7,8 @@ Decisions that matter here:
 - an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one; where a scenario shows
   an agent each turn afresh, every turn is an example. Invalid replies are in none: scenarios do not show an agent its own
   (`training_chat`), and none is a completion;
+- weights are of dialogues in which the agent knew of the same role when it first spoke: what one role pays says nothing of how well the
+  other was played. A threshold is stated in the config and is one number for all;
 - where all rewards are equal, weights are uniform (normalising them would divide 0 by 0).
 Source: Anthony, Tian and Barber, "Thinking Fast and Slow with Deep Learning and Tree Search", NeurIPS 2017.
 """
@@ -74,6 +76,11 @@ class LearningAgent:
         """For the draws of this agent after this iteration: the same whenever it is asked."""
         return np.random.default_rng(stable_seed(self.seed, self.settings.name, self.iteration, self.name))
 
+    def first_role(self, dialogue: Dialogue) -> str | None:
+        """The role that the agent knew of in its first turn, None where it knew of none or had no turn."""
+        spoke = (r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == self.name for turn in turns))
+        return self.scenario.protocol.told_role(self.name, next(spoke, -1), dialogue.seed)
+
     def examples(self, dialogue: Dialogue) -> list[Example]:
         """The agent's usable replies, each with what it saw before. A chat that goes on holds the earlier replies as assistant turns, so
         that its last example is all; where an agent is shown each turn afresh, every turn is one."""
@@ -122,5 +129,13 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
 
 def examples(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
     """What `select` takes. A dialogue drawn twice gives its examples twice; one without a usable turn of the agent gives none."""
-    chosen = select([dialogue.total(agent.name) for dialogue in dialogues], agent.settings, agent.random())
-    return [example for index in chosen for example in agent.examples(dialogues[index])]
+    random, by_role = agent.random(), dict[str | None, list[Dialogue]]()
+    for dialogue in dialogues:
+        role = None if agent.settings.selection == "threshold" else agent.first_role(dialogue)
+        by_role.setdefault(role, []).append(dialogue)
+    return [
+        example
+        for alike in by_role.values()
+        for index in select([dialogue.total(agent.name) for dialogue in alike], agent.settings, random)
+        for example in agent.examples(alike[index])
+    ]

@@ -5,6 +5,7 @@ Decisions that matter here:
   nodes of a tree share the episode seed; the path, one child number per round, tells samples apart;
 - a node's expected reward is the mean, over the dialogues that end below it, of what the agent is paid from the node's own round on.
   So its own reward counts once for each leaf below (a sum over children that adds it only once would under-weight it);
+- a reply counts as positive by what the role pays that its agent knew of: replies to different prompts have thresholds of their own;
 - an expected reward that is the threshold but for rounding is positive, as in expert iteration;
 - the root counts: replies of the first round are compared and learned like all others;
 - a dialogue that ends early is a leaf where it ends; depths need not agree.
@@ -12,12 +13,12 @@ Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from nip_ray.play.dialogue import LanguageScenario
+from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.protocols import Protocol
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import MaltSettings
@@ -55,25 +56,37 @@ class LabelledNode:
             yield from child.walk()
 
 
-def mid_points(protocol: Protocol, settings: MaltSettings) -> dict[str, float]:
-    """Agent -> the expected reward from which a reply is positive: `reward_threshold`, or if none the agent's reward mid-point."""
-    given = settings.reward_threshold
-    return {agent: protocol.reward_mid_point(agent) if given is None else given for agent in protocol.agents}
+Threshold = Callable[[str, Dialogue], float]
+"""(agent, dialogue) -> the expected reward from which what the agent said in the last round of the dialogue is positive."""
 
 
-def label_tree(root: Node, agents: Sequence[str], mid_points: Mapping[str, float]) -> LabelledNode:
-    """The tree under `root` with everyone's labels, worked out from the leaves up. mid_points: agent -> threshold of `Label.positive`."""
-    children = tuple(label_tree(child, agents, mid_points) for child in root.children)
+def threshold(protocol: Protocol, settings: MaltSettings) -> Threshold:
+    """`reward_threshold`, or if none the mid-point of what the agent is paid in the role that it knew of, in all roles if it knew none."""
+
+    def of(agent: str, dialogue: Dialogue) -> float:
+        if settings.reward_threshold is not None:
+            return settings.reward_threshold
+        return protocol.reward_mid_point(agent, protocol.told_role(agent, len(dialogue.rounds) - 1, dialogue.seed))
+
+    return of
+
+
+def label_tree(root: Node, agents: Sequence[str], threshold: Threshold) -> LabelledNode:
+    """The tree under `root` with everyone's labels, worked out from the leaves up."""
+    children = tuple(label_tree(child, agents, threshold) for child in root.children)
     branches = sum(child.branches for child in children) or 1
-    labels = {agent: _label(root, branches, [child.labels[agent] for child in children], agent, mid_points[agent]) for agent in agents}
+    labels = {
+        agent: _label(root, branches, [child.labels[agent] for child in children], agent, threshold(agent, root.dialogue))
+        for agent in agents
+    }
     return LabelledNode(root, branches, labels, children)
 
 
-def _label(node: Node, branches: int, below: Sequence[Label], agent: str, mid_point: float) -> Label:
+def _label(node: Node, branches: int, below: Sequence[Label], agent: str, least: float) -> Label:
     total = branches * node.paid(agent) + sum(label.total for label in below)
     expected = total / branches
     has_both = len({label.positive for label in below}) == 2
-    return Label(total, expected, expected >= mid_point - ROUNDING, has_both)
+    return Label(total, expected, expected >= least - ROUNDING, has_both)
 
 
 def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario, seed: int, *, skip_equal: bool = True) -> Preferences:
@@ -99,8 +112,8 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario,
 
 def pairs(trees: Sequence[Node], agent: LearningAgent) -> Preferences:
     """Those of all trees."""
-    thresholds = mid_points(agent.scenario.protocol, agent.settings)
-    labelled = (label_tree(tree, [agent.name], thresholds) for tree in trees)
+    least = threshold(agent.scenario.protocol, agent.settings)
+    labelled = (label_tree(tree, [agent.name], least) for tree in trees)
     found = [preference_pairs(tree, agent.name, agent.scenario, agent.seed) for tree in labelled]
     return Preferences([pair for one in found for pair in one.pairs], sum(one.equal for one in found), sum(one.invalid for one in found))
 
@@ -129,8 +142,8 @@ def _valid_replies(place: LabelledNode, agent: str, positive: bool) -> list[str]
 
 def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettings) -> dict[str, float]:
     """`tree_statistics` of everybody, labelled as MALT does."""
-    thresholds = mid_points(protocol, settings)
-    return tree_statistics([label_tree(tree, protocol.agents, thresholds) for tree in trees], protocol.agents)
+    least = threshold(protocol, settings)
+    return tree_statistics([label_tree(tree, protocol.agents, least) for tree in trees], protocol.agents)
 
 
 def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 Decisions that matter here:
 - in a dialogue against the past one agent learns, and all others that learn speak by one snapshot;
 - dialogues of a group are about one item and against the same opponents: a return is compared with those of turns that met the same;
+- win rates are over all roles that a protocol draws: the draw does not look at who is met, so every snapshot meets each role as often;
 - a snapshot is a folder of files, one for each model that learns, with what is learned of it: all weights, or adapters. It is written
   once. Checkpoints name it, so it stays as long as any of them may be returned to;
 - one set of earlier weights for each model is in memory, loaded when a snapshot is met: a model that never takes a step.

@@ -165,7 +165,7 @@ class PolicyGradientTrainer:
         current = [dialogue for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past]
         row |= {f"train/{name}": value for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()}
         row |= {} if self.past is None else self.past.record(tasks, dialogues)
-        row |= self._cut_prompts(iteration, played.talk.replies)
+        row |= self._cut_prompts("train", iteration, played.talk.replies)
         began = time.perf_counter()
         row |= self._learn(iteration, played)
         seconds["learn"] = time.perf_counter() - began
@@ -237,14 +237,14 @@ class PolicyGradientTrainer:
                 row |= {f"learn/{group}/{name}": value for name, value in figures.items()}
         return row
 
-    def _cut_prompts(self, iteration: int, replies: Sequence[Reply]) -> dict[str, float]:
+    def _cut_prompts(self, split: str, iteration: int, replies: Sequence[Reply]) -> dict[str, float]:
         """Metrics: the share of each agent's prompts that lost their middle, where any did. Raises TrainingError where most of them did."""
         row = {}
         for agent in self.agents:
             own = [reply.cut for reply in replies if reply.agent == agent]
             if not any(own):
                 continue
-            share = row[f"train/{agent}/prompt_cut_share"] = sum(own) / len(own)
+            share = row[f"{split}/{agent}/prompt_cut_share"] = sum(own) / len(own)
             told = f"{sum(own)} of {len(own)} prompts of {agent} lost their middle in iteration {iteration + 1}"
             advice = "raise providers.<name>.max_length, or shorten items, replies or rounds"
             if share > MOST_CUT:
@@ -375,12 +375,14 @@ class PolicyGradientTrainer:
         iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
         """
         tasks = self._drawn(test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats))
-        dialogues = self._playing.now(self.scenario, tasks, "test", iteration).dialogues
+        talk = self._playing.now(self.scenario, tasks, "test", iteration)
+        dialogues, cut = talk.dialogues, self._cut_prompts("eval_sampled", iteration, talk.replies)
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues, iteration + 1)
         self._write_transcripts("test-", iteration + 1, self.scenario, tasks, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
         exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
         return {
+            **cut,
             **{f"eval_sampled/{name}": value for name, value in sampled.items()},
             **{f"eval/{name}": value for name, value in exact.items()},
         }

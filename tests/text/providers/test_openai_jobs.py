@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import httpx
 import pytest
+from openai import BadRequestError
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
@@ -171,6 +173,35 @@ def test_a_creation_is_sent_once(tmp_path: Path, fault: str, raised: type[InDoub
         using(provider, use, timeout_s=0.7)
         assert len(provider.jobs()) == made
         assert provider.requests()["POST /v1/fine_tuning/jobs"] == 1
+
+
+def test_members_that_a_service_refuses_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One refusal may name one of them alone. The job is found again by its suffix."""
+    asked: list[set[str]] = []
+
+    async def use(backend: OpenAIJobs) -> None:
+        jobs = backend._client.fine_tuning.jobs
+        create = jobs.create
+
+        async def picky(**given: Any) -> Any:
+            asked.append({"seed", "metadata"} & given.keys())
+            for name in ("seed", "metadata"):
+                if name in given:
+                    request = httpx.Request("POST", "http://here/v1")
+                    body = {"error": {"message": f"Unknown name {name}"}}
+                    raise BadRequestError(name, response=httpx.Response(400, request=request, json=body), body=body)
+            return await create(**given)
+
+        monkeypatch.setattr(jobs, "create", picky)
+        file_id = await backend.upload("x", DATA)
+        with pytest.warns(UserWarning, match="takes no (seed|metadata) of fine-tuning jobs: left out"):
+            job = await backend.submit(SPEC, file_id)
+        assert [one.id for one in await backend.find(SPEC.key)] == [job.id]
+        await backend.submit(replace(SPEC, key="cd" * 32), file_id)
+
+    with provider_thread(tmp_path) as provider:
+        using(provider, use)
+    assert asked == [{"seed", "metadata"}, {"metadata"}, set(), set()]
 
 
 def told(provider: Provider, use: Callable[[OpenAIJobs], Awaitable[Any]], **changes: Any) -> str:

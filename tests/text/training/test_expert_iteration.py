@@ -1,5 +1,6 @@
 """Expert iteration: who is selected, and what the examples say."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.text.parts import prepare
-from nip_ray.text.training.expert_iteration import LearningAgent, select
+from nip_ray.text.training.expert_iteration import LearningAgent, examples, select
 from nip_ray.text.training.rules import format_warmup_set, replaced_guesses
+from tests.text.small_dialogues import Item, tiny
 
 
 def settings(**given: Any) -> ExpertIterationSettings:
@@ -45,6 +47,20 @@ def test_with_the_real_scenario() -> None:
     assert [message["role"] for message in made.chat] == ["system", "assistant", "user"]
     assert made.chat[1]["content"] == "Question for Expert: Why?"
     assert made.chat[2]["content"].split("\n")[1:] == ["It prints 1."]
+
+
+def test_dialogues_are_drawn_by_what_their_own_role_pays() -> None:
+    """A sneaky prover that fails is paid more than a helpful one that succeeds; neither failure is learned from."""
+    scenario, turns = tiny("helpful_sneaky"), ((Turn("prover", "a", {}),), (Turn("verifier", "b", {}),))
+    paid = {0: 0.0, 1: 10.0, 2: 1.0, 3: 5.0}  # seeds draw helpful and sneaky in turn
+    dialogues = [
+        replace(start_dialogue(Item(seed, 1), seed), rounds=turns, rewards=({}, {"prover": one, "verifier": 0.0}))
+        for seed, one in paid.items()
+    ]
+    rule = settings(selection="weighted_sampling", sample_size_factor=0.5, weighting_with_replacement=False, weighting_epsilon=0.0)
+    found = examples(dialogues, LearningAgent("prover", scenario, rule, 0, 0))
+    assert [example.chat[0]["content"] for example in found] == ["You are prover. Item 2.", "You are prover. Item 1."]
+    assert len(examples(dialogues, LearningAgent("verifier", scenario, rule, 0, 0))) == 2, "who is told no role has one pool"
 
 
 def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> None:

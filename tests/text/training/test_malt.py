@@ -16,12 +16,18 @@ from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.protocol import PayoffEntries, PayoffSettings
+from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.runner import Node, grow
-from nip_ray.text.training.malt import LabelledNode, label_tree, preference_pairs, tree_statistics
+from nip_ray.text.training.malt import LabelledNode, label_tree, preference_pairs, threshold, tree_statistics
 from tests.text.small_dialogues import Item, tiny
 
 AGENTS = ("prover", "verifier")
 MIDS = {"prover": 0.5, "verifier": 0.0}
+
+
+def mids(agent: str, dialogue: Dialogue) -> float:
+    return MIDS[agent]
 
 
 def child(parent: Node, number: int, paid: dict[str, float], turns: tuple[Turn, ...], ended: bool = False) -> Node:
@@ -112,7 +118,7 @@ def test_labels_and_pairs_of_random_trees_equal_brute_force() -> None:
     kinds = {"pairs": 0, "equal": 0, "invalid": 0}
     for number in range(1000):
         tree = random_tree(random, number)
-        labelled = label_tree(tree, AGENTS, MIDS)
+        labelled = label_tree(tree, AGENTS, mids)
         assert [place.node for place in labelled.walk()] == list(nodes(tree))
         for agent in AGENTS:
             reference = Reference(agent)
@@ -152,7 +158,7 @@ def by_hand() -> Node:
 
 def test_the_root_gives_a_pair() -> None:
     scenario = tiny("nip")
-    labelled = label_tree(by_hand(), AGENTS, MIDS)
+    labelled = label_tree(by_hand(), AGENTS, mids)
     (pair,) = preference_pairs(labelled, "verifier", scenario, 0).pairs
     assert (pair.path, pair.preferred, pair.rejected) == ((), "question 0", "question 1")
     assert pair.chat == scenario.fenced_chat(labelled.node.dialogue, "verifier")
@@ -167,7 +173,7 @@ def one_level(*kinds: tuple[str, float, bool]) -> LabelledNode:
         child(root, i, {"prover": 0.0, "verifier": paid}, (Turn("verifier", raw, {}, invalid=invalid),), True)
         for i, (raw, paid, invalid) in enumerate(kinds)
     )
-    return label_tree(replace(root, children=children), AGENTS, MIDS)
+    return label_tree(replace(root, children=children), AGENTS, mids)
 
 
 def test_equal_replies_are_counted_and_may_be_kept() -> None:
@@ -185,7 +191,20 @@ def test_a_threshold_is_reached_in_spite_of_rounding() -> None:
     paid = 0.95 * 1 + (1 - 0.95) * -1
     assert paid < 0.9
     tree = replace(root, children=(child(root, 0, {"verifier": paid}, (Turn("verifier", "x", {}),), True),))
-    assert label_tree(tree, ["verifier"], {"verifier": 0.9}).children[0].labels["verifier"].positive
+    assert label_tree(tree, ["verifier"], lambda agent, dialogue: 0.9).children[0].labels["verifier"].positive
+
+
+def test_a_reply_is_measured_by_the_role_that_its_agent_knew_of() -> None:
+    """Sneakiness pays from 5 to 10: half way between is more than helpfulness ever pays, which is from 0 to 1."""
+    pays = PayoffSettings(by_role={"sneaky": PayoffEntries(table=((5, 10, 5), (10, 5, 5)))})
+    protocol = build("helpful_sneaky", payoff={"prover": pays})
+    for seed, worth in ((0, (1.0, 0.0)), (1, (10.0, 5.0))):
+        root, turns = Node(start_dialogue(Item(0, 1), seed)), (Turn("prover", "good", {}), Turn("prover", "bad", {}))
+        children = [child(root, i, {"prover": paid}, (turns[i],), True) for i, paid in enumerate(worth)]
+        tree = label_tree(replace(root, children=tuple(children)), ["prover"], threshold(protocol, MaltSettings()))
+        assert [one.labels["prover"].positive for one in tree.children] == [True, False]
+    given = threshold(protocol, MaltSettings(reward_threshold=2.0))
+    assert given("prover", root.dialogue) == 2.0
 
 
 async def dummy_round(scenario: Any, dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
@@ -240,7 +259,7 @@ def test_children_are_played_at_the_same_time() -> None:
 
 def test_figures_by_hand() -> None:
     """Two trees; the second ends after one round, so later rounds are those of the first alone."""
-    first = label_tree(by_hand(), AGENTS, MIDS)
+    first = label_tree(by_hand(), AGENTS, mids)
     second = one_level(("good", 1.0, False), ("bad", -1.0, False))
     found = tree_statistics([first, second], AGENTS)
     # replies of the first tree: 0, -1.25 (round 0); 1, -0.5, -1, -1 (round 1)

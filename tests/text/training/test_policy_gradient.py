@@ -182,11 +182,11 @@ def test_prompts_that_lose_their_middle_are_told_of_and_end_a_run_where_they_are
         assert len(model.prompt_tokens(chat, model.chat.context - whole + 1)) == whole - 1
         assert model.prompts_cut == 1
         replies = [Reply(place, "verifier", 0, TokenTurn([1], [2]), cut=place < 1) for place in range(4)]
-        assert trainer._cut_prompts(0, replies) == {"train/verifier/prompt_cut_share": 0.25}
-        assert trainer._cut_prompts(1, [replace(reply, cut=False) for reply in replies]) == {}
+        assert trainer._cut_prompts("eval_sampled", 0, replies) == {"eval_sampled/verifier/prompt_cut_share": 0.25}
+        assert trainer._cut_prompts("train", 1, [replace(reply, cut=False) for reply in replies]) == {}
         assert "1 of 4 prompts of verifier lost their middle in iteration 1" in capsys.readouterr().err
         with pytest.raises(TrainingError, match=r"4 of 4 prompts of verifier lost their middle in iteration 3.*max_length"):
-            trainer._cut_prompts(2, [replace(reply, cut=True) for reply in replies])
+            trainer._cut_prompts("train", 2, [replace(reply, cut=True) for reply in replies])
         trainer.close()
 
 
