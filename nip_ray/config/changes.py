@@ -16,7 +16,7 @@ from nip_ray.errors import UserError
 from nip_ray.settings.protocol import FIXED
 from nip_ray.storage.fingerprint import fingerprint
 
-Config = TypeVar("Config", ExperimentConfig, TextExperimentConfig)
+Config = TypeVar("Config", bound=ExperimentConfig | TextExperimentConfig)
 
 
 def resumed_config(stored: Config, changes: Sequence[str], iterations: int | None = None) -> Config:

@@ -137,13 +137,14 @@ class Rulebook:
         verdicts, where it decided this.
         """
         if self.protocol.two_verdicts:
-            graded = confidence is not None and 0 < confidence < 1
             decision = None if confidence is None else verdict_of(confidence)
-            if graded and self.outcome(round, seed, y, ACCEPT, stances).verdict != self.outcome(round, seed, y, REJECT, stances).verdict:
-                (own,) = self.protocol.verifiers
-                found = self.settle_votes(round, seed, y, {own: None}, {own: confidence}, stances)
-                return replace(found, verdict=verdict_of(confidence), confidence=confidence)
-            decision = ACCEPT if graded else decision  # which does not count, or is forced
+            if confidence is not None and 0 < confidence < 1:
+                decision = ACCEPT  # where the decision does not count, or is forced, all decisions are one
+                accepted, rejected = (self.outcome(round, seed, y, verdict, stances).verdict for verdict in (ACCEPT, REJECT))
+                if accepted != rejected:
+                    (own,) = self.protocol.verifiers
+                    found = self.settle_votes(round, seed, y, {own: None}, {own: confidence}, stances)
+                    return replace(found, verdict=verdict_of(confidence), confidence=confidence)
         outcome = self.outcome(round, seed, y, self.protocol.undecided if decision is None else decision, stances)
         if self.protocol.payment.function is None or not outcome.ended:
             return outcome

@@ -34,7 +34,7 @@ def reads(*names: str) -> Callable[[ProtocolBuilder], ProtocolBuilder]:
     """
 
     def state(builder: ProtocolBuilder) -> ProtocolBuilder:
-        builder.reads = frozenset(names)
+        builder.reads = frozenset(names)  # pyright: ignore[reportFunctionMemberAccess]
         return builder
 
     return state

@@ -103,7 +103,7 @@ class TextTrainingSettings:
                 yield f"format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples, leave it out"
         for key in ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate") if not self.replaces_guesses else ():
             if (given := getattr(self, key)) != getattr(TextTrainingSettings, key):
-                yield f"{key}: got {given}, but {self.name} learns from pairs and replaces no guesses, leave it out"
+                yield f"{key}: got {given}, but {self.name} learns from pairs and replaces no guesses, leave it out"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True)

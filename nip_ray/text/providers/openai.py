@@ -260,7 +260,8 @@ class OpenAIChat:
         if reply is None:
             reply = self._service.in_answer(outcome, call.request.model)
         if not isinstance(reply, Failure):
-            word = str(outcome["choices"][0].get("finish_reason"))
+            answer: Any = outcome
+            word = str(answer["choices"][0].get("finish_reason"))
             if word.lower() not in FINISH_REASONS:
                 told = f"{self.where} gives a finish reason that is not known here, {word[:40]!r}; such replies are not used"
                 self._warn(told, f"finish {word}")
