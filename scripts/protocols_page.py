@@ -181,8 +181,8 @@ scenarios pay ([games.md](games.md), [hironaka.md](hironaka.md)).
 _SMALL = """
 ## Equilibria of a small game, exactly
 
-`grow` in `benchmarks/_equilibrium.py` makes the tree of all dialogues of agents about a few instances, where symbols and
-rounds are few. Of it, `regrets()` is what each agent could gain by its best answer to the others (all 0 in a Nash
+`grow` in `benchmarks/_equilibrium.py` makes the tree of all dialogues of agents about a few instances, where symbols
+and rounds are few. Of it, `regrets()` is what each agent could gain by its best answer to the others (all 0 in a Nash
 equilibrium), and `pure_equilibria()` what agents are paid in every equilibrium in pure strategies.
 `benchmarks/equilibria.py` trains networks under each protocol in a haystack of two places, where the verifier is shown
 whether what a prover points at is the needle, or about a claim of two steps (bisection, prover_estimator), where it is

@@ -24,6 +24,8 @@ def fault_text(detail: Any, config: type) -> str:
     expected = key.expects if key is not None else "mapping"
     if kind in ("too_short", "string_too_short"):
         expected = f"{expected}, not empty"
+    if kind == "finite_number":
+        expected = expected.replace("number", "finite number", 1)
     if key is not None and isinstance(given, str) and expected.startswith("one of "):
         choices = expected.removeprefix("one of ").removesuffix(" or null").split(", ")
         expected = f"{expected} ({suggest(given, choices)})" if suggest(given, choices).startswith("did") else expected

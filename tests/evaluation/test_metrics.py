@@ -80,7 +80,8 @@ def slow_score_difference(protocol: Protocol, rollout: Rollout) -> float | None:
         for prover in protocol.provers:
             a = protocol.agents.index(prover)
             after = [verdict for verdict, roles in protocol.wanted_by(prover, y).items() if role in roles or not roles]
-            if after and bool(rollout.turn_BRA[b, :, a].any()):
+            speaks = protocol.speaks_in(prover)[int(rollout.seed_B[b]) % len(protocol.turns)]  # drawn to, whatever a random rollout has
+            if after and speaks and bool(rollout.turn_BRA[b, :, a].any()):
                 paid[after == [y]].append(float(rollout.reward_BRA[b, :, a].double().sum()))
     return sum(paid[True]) / len(paid[True]) - sum(paid[False]) / len(paid[False]) if all(paid.values()) else None
 

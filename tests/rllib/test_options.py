@@ -73,9 +73,9 @@ class Watched(ProtocolEnvRunner):
 
     played: list[list[int]] = []
 
-    def _played(self, id_B: torch.Tensor, *rest: Any) -> Any:
+    def _played(self, id_B: torch.Tensor, *rest: Any, **extra: Any) -> Any:
         self.played.append(id_B.tolist())
-        return super()._played(id_B, *rest)
+        return super()._played(id_B, *rest, **extra)
 
 
 @pytest.mark.parametrize("interval", [None, 1])

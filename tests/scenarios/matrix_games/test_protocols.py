@@ -88,7 +88,7 @@ def test_parameters_of_proofs_are_refused(name: str, key: str, value: Any) -> No
         (bimatrix(payoffs1=[[], []]), "scenario.payoffs1", "got [[], []], expected a row"),
         (bimatrix(payoffs0=[[1, 2], [3]]), "scenario.payoffs0", "rows of 2, 1 numbers"),
         (bimatrix(payoffs1=[[1, 2]]), "scenario.payoffs1", "got 1 x 2 numbers, but payoffs0 has 2 x 2"),
-        (bimatrix(payoffs0=[[1, 2], [3, float("nan")]]), "scenario.payoffs0", "finite numbers"),
+        (bimatrix(payoffs0=[[1, 2], [3, float("nan")]]), "scenario.payoffs0.1.1", "finite number"),
         (bimatrix(payoffs1=[[1, 2], [3, -1e38]]), "scenario.payoffs1", "at most 1e+30"),
         (config(algorithm={"minibatch_size": 65}), "algorithm.minibatch_size", "64 frames (64 copies of 1 rounds)"),
     ],

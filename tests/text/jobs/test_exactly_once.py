@@ -337,7 +337,7 @@ def test_a_duplicate_that_takes_its_time_to_be_cancelled(tmp_path: Path, monkeyp
     monkeypatch.setattr(backend, "cancel", cancel)
     job = ensure(backend, path)
     with Journal(path) as journal:
-        assert under_way(journal.entries()) == worst_of(SPEC) * 2
+        assert under_way(journal.entries()) == worst_of(SPEC) + worst_of(SPEC)
         with pytest.warns(UserWarning, match="job-1 had succeeded" if ends == "succeeded" else "job-1 keeps running"):
             asyncio.run(await_job(backend, journal, job))
         total = sum_of(bill.spending for bill in bills(journal.entries()))

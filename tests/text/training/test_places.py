@@ -13,7 +13,7 @@ import ray
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.errors import TrainingError
-from nip_ray.serving import learner_group, policies
+from nip_ray.serving import learner_group
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.learner_group import LearnerGroup
 from nip_ray.serving.policy_model import PolicyModel
@@ -21,6 +21,7 @@ from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import RunFolder, read_lines
 from nip_ray.text.dialogues.runner import rollout_file
 from nip_ray.text.parts import load_state, prepare, save_state
+from nip_ray.text.training import policies
 from nip_ray.text.training.trainer import begin, new_state
 
 
