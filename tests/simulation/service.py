@@ -45,7 +45,7 @@ OF_REQUESTS = (
 OF_ANSWERS = ("listing lags", "status goes back", "no model yet", "unknown status", "no usage", "no trained tokens", "odd finish reason")
 OF_JOBS = ("job fails", "job is cancelled", "job takes long")
 FAULTS = (*OF_REQUESTS, *OF_ANSWERS, *OF_JOBS)
-_ODD = (None, "eos_token", "tool_calls", "", 7)
+_ODD = (None, "eos_token", "tool_calls", "", "END_TURN")  # all mean the same; after an unknown one the dialogue would be another
 
 _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/v1/chat/completions", "chat"),
