@@ -5,6 +5,7 @@ The latter are the options whose meaning is `resumable` (see `nip_ray.settings.o
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +31,27 @@ def resumed_config(stored: Config, changes: Sequence[str], iterations: int | Non
         return stored
     changed = config_from_dict(apply_overrides(plain(stored), changes))
     assert isinstance(changed, type(stored))
+    if changed.iterations != stored.iterations and (key := next(over_iterations(stored), None)):
+        raise UserError(f"iterations: {key} is annealed over this run's {stored.iterations} iterations, which stay; start a new run")
     check(begun(changed))
     return changed
+
+
+def over_iterations(config: Any, prefix: str = "") -> Iterator[str]:
+    """The keys that are set and change something over the run's whole length, by what their options mean."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            yield from over_iterations(value, f"{prefix}{name}.")
+        return
+    if isinstance(config, Experiment):
+        config = {name: getattr(config, name) for name in type(config).model_fields}
+        yield from over_iterations(config)
+    elif is_dataclass(config):
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if field.metadata.get("json_schema_extra", {}).get("over_iterations") and value not in (None, False):
+                yield f"{prefix}{field.name}"
+            yield from over_iterations(value, f"{prefix}{field.name}.")
 
 
 def begun(config: Config) -> Config:

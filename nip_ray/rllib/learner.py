@@ -315,6 +315,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def load_averages(self, averages: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Continue averaging from these (none: from the weights after the next update)."""
         device = self.device
+        averages = averages if getattr(self.settings, "average_weights", None) is not None else {}  # else they would never move again
         self.averages = {agent: {k: v.detach().to(device, copy=True) for k, v in own.items()} for agent, own in averages.items()}
 
     def extra_state(self) -> dict[str, Any]:

@@ -93,8 +93,6 @@ def resume_experiment(
         config = resumed_config(stored, settings, iterations)
         if isinstance(config, TextExperimentConfig):
             return _resume_text(config, folder, quiet)
-        if config.iterations != stored.iterations and getattr(config.algorithm, "anneal_lr", False):
-            raise UserError("iterations: the learning rate of this run is annealed over its own number of iterations; start a new run")
         check_trackers(config.tracking)
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed

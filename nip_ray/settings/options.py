@@ -8,7 +8,8 @@ What a key means for the machinery stands beside it as well, and nowhere else:
 - `path`: "file" (or folder), "run" (a run folder or an address of one), "plugin" (a file, or a module) or "model" (a folder where the
   provider is local). Relative ones are made absolute before workers, trials or a later resume read them;
 - `affects_numbers` false: two configs that differ here alone give the same numbers;
-- `resumable` true: a resumed run may change it.
+- `resumable` true: a resumed run may change it;
+- `over_iterations` true: where it is set, something changes over the run's whole length, which a resumed run then cannot change.
 
 What is wrong with the settings of one class together, its `faults()` yields, as `key: got ..., use ...`; a class need not heed those of
 its bases, which `nip_ray.config.rules` asks as well.
@@ -23,6 +24,7 @@ NOTHING_SPECIAL: Mapping[str, Any] = MappingProxyType({})
 FREE = MappingProxyType({"affects_numbers": False})
 FREE_AND_RESUMABLE = MappingProxyType({"affects_numbers": False, "resumable": True})
 RESUMABLE = MappingProxyType({"resumable": True})
+OVER_ITERATIONS = MappingProxyType({"over_iterations": True})
 FILE = MappingProxyType({"path": "file"})
 
 FORBID_UNKNOWN = {"extra": "forbid", "allow_inf_nan": False}  # set as `__pydantic_config__` on every settings dataclass

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from nip_ray.settings.options import FORBID_UNKNOWN, RESUMABLE, option
+from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, RESUMABLE, option
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class PolicyGradientAgentSettings:
     entropy_coefficient: float | None = option(None, "Weight of the entropy bonus (none: the rule's).", ge=0)
     kl_coefficient: float | None = option(None, "Weight of the KL divergence to the start model (none: the rule's).", ge=0)
     final_kl_coefficient: float | None = option(
-        None, "Where that ends, linearly over the run's iterations (none: where the rule's does).", ge=0
+        None, "Where that ends, linearly over the run's iterations (none: where the rule's does).", meaning=OVER_ITERATIONS, ge=0
     )
     from_iteration: int = option(1, "First iteration, counted from 1, in which it learns.", ge=1)
     until_iteration: int | None = option(None, "Last iteration in which it learns (none: the run's last).", ge=1)
@@ -57,14 +57,17 @@ class TokenTrainingSettings:
     )
     kl_coefficient: float = option(0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0)
     final_kl_coefficient: float | None = option(
-        None, "Where KL coefficients end, linearly over the run's iterations: agents explore at first (none: they stay).", ge=0
+        None,
+        "Where KL coefficients end, linearly over the run's iterations: agents explore at first (none: they stay).",
+        meaning=OVER_ITERATIONS,
+        ge=0,
     )
     kl_estimator: Literal["k3", "k2"] = option(
         "k3", "Estimator of that divergence: k3 as GRPO has it, or k2, whose gradient is that of KL(policy || start)."
     )
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     learning_rate: float = option(1e-4, "Learning rate of AdamW.", gt=0)
-    anneal_learning_rate: bool = option(False, "Let learning rates fall linearly to 0 over the run's iterations.")
+    anneal_learning_rate: bool = option(False, "Let learning rates fall linearly to 0 over the run's iterations.", meaning=OVER_ITERATIONS)
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)
     agents: dict[str, PolicyGradientAgentSettings] = option(

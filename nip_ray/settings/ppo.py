@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, option
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class OnPolicySettings:
 
     lr: float = option(0.003, "Base learning rate of Adam.", gt=0)
     anneal_lr: bool | Literal["quadratic"] = option(
-        False, "Let the learning rate fall to 0 over the iterations: linearly (true), or with the square of the share of them that is left."
+        False,
+        "Let the learning rate fall to 0 over the iterations: linearly (true), or with the square of the share of them that is left.",
+        meaning=OVER_ITERATIONS,
     )
     average_weights: float | None = option(
         None,

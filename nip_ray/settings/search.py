@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, option
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,18 @@ class SearchSettings:
 
     share: float = option(1.0, "Share of the episodes in which provers search; in the others they play and learn by the rule.", ge=0, le=1)
     last_share: float | None = option(
-        None, "This share in the last iteration, reached linearly over all of them (none: it stays as it is).", ge=0, le=1
+        None,
+        "This share in the last iteration, reached linearly over all of them (none: it stays as it is).",
+        meaning=OVER_ITERATIONS,
+        ge=0,
+        le=1,
     )
-    temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", gt=0)
+    temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", ge=1e-6)
     candidates: int = option(
-        128, "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.", ge=4
+        128,
+        "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.",
+        ge=4,
+        le=65536,
     )
     agents: tuple[str, ...] | None = option(None, "Who searches (none: every prover that learns).", min_length=1)
 

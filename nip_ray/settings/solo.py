@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
+from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, OVER_ITERATIONS, option
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class SupervisedSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     lr: float = option(0.001, "Learning rate of Adam.", gt=0)
-    anneal_lr: bool = option(False, "Let the learning rate fall linearly to 0.")
+    anneal_lr: bool = option(False, "Let the learning rate fall linearly to 0.", meaning=OVER_ITERATIONS)
     minibatch_size: int = option(256, "Instances in a minibatch.", ge=1)
     max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
 

@@ -36,6 +36,7 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of
 from nip_ray.config.load import AnyConfig
 from nip_ray.config.paths import absolute_paths, with_absolute_paths
+from nip_ray.config.plugins import code_in, know
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.experiment import try_files
@@ -89,6 +90,7 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
         _connect(configs)
         write_document(folder / "environment.json", environment())
         write_atomically(folder / SPEC, sweep_to_yaml(_absolute(spec)).encode())
+        know(code_in(_absolute(spec).base), keep=True)
         return _tuned(_absolute(spec), folder.resolve(), quiet, resumed=False)
 
 
@@ -118,7 +120,7 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
         what = "no sweep here" if folder.is_dir() else "there is no such folder"
         hint = "; to continue with a single run: nip-ray resume" if (folder / CONFIG).is_file() else ", name the folder of a sweep"
         raise UserError(f"--resume {folder}: {what} ({SPEC} is missing){hint}")
-    spec = load_sweep(folder / SPEC)
+    spec = load_sweep(folder / SPEC, of_run=True)
     with _claimed(folder, new=False):
         if (folder / SUMMARY).is_file() and not quiet:
             statuses = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["statuses"]

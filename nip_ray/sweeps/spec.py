@@ -129,12 +129,14 @@ def is_sweep(data: Mapping[str, Any]) -> bool:
     return SWEEP in data or any(_holds_space(item) for item in data.values())
 
 
-def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepSpec:
+def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, of_run: bool = False) -> SweepSpec:
     """The sweep in the YAML file `path` with `overrides` ("a.b=c", where c may be a space) laid over it.
+
+    of_run: the file is that of a sweep's folder, whose code is imported only if it is known.
 
     Raises UserError, which names the file, for everything that can be known to be wrong.
     """
-    data, name = read_mapping(path, overrides)
+    data, name = read_mapping(path, overrides, of_run=of_run)
     with faults_of(name, overrides):
         return parse_sweep(data)
 

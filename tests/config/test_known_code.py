@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -13,6 +14,7 @@ from nip_ray.config.load import config_to_yaml, load_config, read_mapping
 from nip_ray.config.plugins import TRUST, code_in, know, refuse_unknown
 from nip_ray.drivers.spec import load_runner
 from nip_ray.errors import UserError
+from nip_ray.evaluation.report.findings import _can_search
 from nip_ray.exports.hub import export_hf
 from nip_ray.runs.experiment import resume_experiment
 from nip_ray.storage.folder import RunFolder
@@ -70,6 +72,17 @@ def test_export_hf_imports_nothing_before_the_folder_is_known_to_be_whole(tmp_pa
     monkeypatch.setenv(TRUST, "1")
     with pytest.raises(UserError, match="no checkpoint to export"):
         export_hf(folder, tmp_path / "out")
+    assert not ran.exists()
+
+
+def test_no_page_and_no_resumed_sweep_imports_what_a_copied_folder_names(tmp_path: Path) -> None:
+    folder, ran = hostile(tmp_path / "copied", unknown_scenario=True)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert not _can_search(config)
+    (folder / "config.yaml").unlink()
+    (folder / "sweep.yaml").write_text(yaml.safe_dump({**config, "sweep": {"seeds": [0, 1]}}))
+    made = CliRunner().invoke(app, ["sweep", "--resume", str(folder)])
+    assert "nip-ray --trust" in made.output
     assert not ran.exists()
 
 

@@ -241,6 +241,9 @@ def test_averages_follow_the_weights_and_change_no_training() -> None:
                     torch.testing.assert_close(value, expected[agent][name])
                     assert torch.equal(state["modules"][agent][name], value)
                     assert torch.equal(state["trained"][agent][name], newest[agent][name])
+        plain.load_training_state(state)  # which evaluates its newest weights, and those are these
+        for agent, network in plain.networks().items():
+            assert all(torch.equal(value, newest[agent][name]) for name, value in network.state_dict().items())
         assert any((state["modules"][agent][name] != value).any() for agent, own in newest.items() for name, value in own.items())
     finally:
         plain.stop()

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.cluster.interrupts import Interrupted, interruptible, kept
-from nip_ray.config.load import load_config
+from nip_ray.config.changes import over_iterations
+from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.errors import UserError
 from nip_ray.runs.experiment import resume_as, resume_experiment, run_experiment
 from nip_ray.runs.session import Session
@@ -408,8 +409,24 @@ def test_an_annealed_run_keeps_its_length(tmp_path: Path) -> None:
     for longer in (["--iterations", "5"], ["--set", "iterations=5"]):
         refused = CliRunner().invoke(app, ["resume", str(run), *longer])
         assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
-        assert "annealed over its own number of iterations" in refused.stderr
+        assert "algorithm.anneal_lr is annealed over this run's 2 iterations" in refused.stderr
     assert files(run) == before
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        ({"search": {"last_share": 0.5}}, "search.last_share"),
+        ({"algorithm": {"name": "policy_gradient", "anneal_learning_rate": True}}, "algorithm.anneal_learning_rate"),
+        (
+            {"algorithm": {"name": "policy_gradient", "agents": {"a": {"final_kl_coefficient": 0.1}}}},
+            "algorithm.agents.a.final_kl_coefficient",
+        ),
+        ({}, None),
+    ],
+)
+def test_what_changes_over_the_whole_length_is_found_by_what_its_option_means(config: dict[str, Any], key: str | None) -> None:
+    assert next(over_iterations(config_from_dict(config)), None) == key
 
 
 def test_a_checkpoint_of_another_config_is_refused(run: Path) -> None:

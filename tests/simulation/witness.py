@@ -65,6 +65,8 @@ class Witness:
         if not key:
             self.violate("a chat was sent without a key")
         asked = {name: value for name, value in json.loads(body).items() if name != "model"}  # models have names of their own in each world
+        if asked["messages"] == [{"role": "user", "content": "Hello"}]:
+            return  # of no dialogue: is there a model that the lists, which could not be read, do not name?
         what = json.dumps(asked, sort_keys=True)
         if undisturbed is not None and what not in undisturbed:
             self.violate(f"the chat {key[:8]} asks what the undisturbed run does not ask")

@@ -192,12 +192,14 @@ class Service:
         self.state.settle()
         table = self._table(body["model"])
         messages = check_messages(body["messages"])
+        key, bill = self._call_key(request, body)
+        prompt = sum(4 + tokens(str(message["content"])) for message in messages)
+        if messages == [{"role": "user", "content": "Hello"}]:  # of no dialogue: is the model there?
+            return self._answer(body, bill, prompt, "Hello", "stop", 1)
         try:
             role = role_of(self.roles, messages)
         except BadData as error:
             raise Refused(400, str(error)) from None
-        key, bill = self._call_key(request, body)
-        prompt = sum(4 + tokens(str(message["content"])) for message in messages)
         if self.faults.of_thing("refusal", key):
             return self._answer(body, bill, prompt, None, "content_filter", 0)
         p = probabilities(table, role, self.state.situation(messages), body.get("temperature") or float("temperature" not in body))

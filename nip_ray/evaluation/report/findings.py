@@ -102,7 +102,8 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
     if accuracy.lower is None or failed is None or (accuracy.estimate >= _SOLVED and found[failed] != "below"):
         return None
     config, rule = source.config, section(source.config, "algorithm")
-    how_to = "--set iterations=N" if rule.get("anneal_lr") else "nip-ray resume RUN_DIR --iterations N"  # which an annealed run refuses
+    annealed = rule.get("anneal_lr") or (config.get("search") or {}).get("last_share") is not None
+    how_to = "--set iterations=N" if annealed else "nip-ray resume RUN_DIR --iterations N"  # which an annealed run refuses
     attempts = ["another seed (--seed)", f"more iterations ({how_to})"]
     if not alone and rule.get("name") in ("ppo", "reinforce"):
         recipe = ["search: {}"] if config.get("search") is None and _can_search(config) else []
@@ -118,7 +119,7 @@ def _can_search(config: Mapping[str, Any]) -> bool:
     from nip_ray.config.search_rules import search
 
     try:
-        made = config_from_dict({**config, "search": {}}, stored=True)
+        made = config_from_dict({**config, "search": {}, "plugins": []}, stored=True)  # a page imports nothing
         return isinstance(made, ExperimentConfig) and not any(search(made))
     except UserError:
         return False
