@@ -4,7 +4,8 @@ Decisions that matter here:
 - such a page could ask through a name that it lets point here (DNS rebinding). So the Host header must be the address that is listened on,
   or `localhost`; where that is every address of the machine, any address in figures or the machine's own name;
 - it could send what it may not read: a browser asks nobody before it sends a form or a text. So a server that changes anything refuses
-  requests that name another origin, and bodies of the kinds that a browser sends without asking.
+  requests that name another origin, and bodies of the kinds that a browser sends without asking, but for multipart/form-data, in which
+  clients send files: a browser names the origin of such a request.
 """
 
 import ipaddress
