@@ -1,7 +1,6 @@
 """Zero knowledge in the batched core against a slow player: one copy at a time, two conversations kept apart, plain Python rewards."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from nip_ray.protocols import CONTINUE, Protocol, ProtocolParams, build
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.scenarios.registry import random_twin
-from tests.builders import copies, graph_agents, graph_scenario, one_thread, rollout_of, spread_heads
+from tests.builders import copies, graph_agents, graph_scenario, rollout_of, spread_heads
 from tests.play.slow import Said, slow_observation
 from tests.protocols.test_zero_knowledge import Copy as SlowCopy
 
@@ -32,12 +31,6 @@ GAMES: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("merlin_arthur", {}, SPEECH),
     ("multi_channel_test", {}, {}),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @dataclass
