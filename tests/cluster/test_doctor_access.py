@@ -68,7 +68,7 @@ def test_a_named_token_file_without_a_token_is_a_problem(home: Path, monkeypatch
 @pytest.mark.parametrize(
     ("mode", "address", "without", "with_token"),
     [
-        ("tokens", "", ["note", "ok"], ["note", "ok"]),  # misspelt: tokens are off
+        ("tokens", "", ["note"], ["note", "ok"]),  # misspelt: tokens are off
         ("Token", "", ["ok"], ["ok"]),  # as Ray reads it
         ("token", "127.0.0.1:6379", ["problem"], ["ok"]),
     ],
