@@ -1,7 +1,5 @@
 """Small scenarios, networks and rollouts that several tests need."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,15 +50,6 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("multi_channel_test", {}),
 ]
 """Every protocol that a graph isomorphism scenario plays, in several orders, as (name, parameters)."""
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small tensors on a busy machine: two threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def protocol_id(value: tuple[str, dict[str, Any]]) -> str:

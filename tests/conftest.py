@@ -111,6 +111,8 @@ DRAWS = ("tests/evaluation/report/", "tests/evaluation/test_report.py", "tests/b
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "torch" in sys.modules:  # one thread, whatever an earlier test left: on small tensors several only wait for each other
+        sys.modules["torch"].set_num_threads(int(THREADS))
     for (canvas, name), (real, stub) in _writers().items():
         setattr(canvas, name, real if item.nodeid.startswith(DRAWS) else stub)
 

@@ -65,20 +65,20 @@ def test_a_named_token_file_without_a_token_is_a_problem(home: Path, monkeypatch
     assert [finding.status for finding in check("token")] == ["problem"]
 
 
-def test_a_misspelt_mode_turns_tokens_off_and_is_noted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("mode", "address", "without", "with_token"),
+    [
+        ("tokens", "", ["note"], ["note", "ok"]),  # misspelt: tokens are off
+        ("Token", "", ["ok"], ["ok"]),  # as Ray reads it
+        ("token", "127.0.0.1:6379", ["problem"], ["ok"]),
+    ],
+)
+def test_modes(home: Path, monkeypatch: pytest.MonkeyPatch, mode: str, address: str, without: list[str], with_token: list[str]) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert [finding.status for finding in check("token")] == without
     write_token(home, 0o600)
-    monkeypatch.setenv("RAY_AUTH_MODE", "tokens")
-    assert [finding.status for finding in check("token")] == ["note", "ok"]
-    monkeypatch.setenv("RAY_AUTH_MODE", "Token")  # as Ray reads it
-    assert [finding.status for finding in check("token")] == ["ok"]
-
-
-def test_a_cluster_that_asks_for_a_token_is_a_problem_for_who_has_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-    assert [finding.status for finding in check("token")] == ["problem"]
-    write_token(home, 0o600)
-    assert [finding.status for finding in check("token")] == ["ok"]
+    assert [finding.status for finding in check("token")] == with_token
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """The attack on verifiers whose weak spot is known: it is found, it is measured exactly, and nothing is claimed that is not so."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,16 +14,10 @@ from nip_ray.evaluation.attack import AttackTarget, _Attack, attacked
 from nip_ray.evaluation.attack_table import attacking_agents
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.settings.attack import AttackSettings
-from tests.builders import graph_scenario, one_thread
+from tests.builders import graph_scenario
 from tests.evaluation.gullible import Gullible, attack_target, message_game, prover
 
 QUICK = AttackSettings(goals=("soundness", "completeness"), seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

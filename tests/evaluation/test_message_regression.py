@@ -19,7 +19,7 @@ from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.scenarios.registry import build_agents
 from nip_ray.settings.experiment import MessageRegressionSettings
 from nip_ray.settings.message_game import MessageGameSettings
-from tests.builders import graph_scenario, one_thread, random_pairs
+from tests.builders import graph_scenario, random_pairs
 from tests.runs.small import GRAPHS, MESSAGES, small
 
 SETTINGS = MessageRegressionSettings(enabled=True)
@@ -48,8 +48,7 @@ def noise(rollout: Rollout, symbols: int) -> Tensor:
 
 
 def scores(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings = SETTINGS) -> dict[str, float | None]:
-    with one_thread():
-        return {agent: score.estimate for agent, score in message_regression(scenario, rollout, settings, 0).items()}
+    return {agent: score.estimate for agent, score in message_regression(scenario, rollout, settings, 0).items()}
 
 
 @pytest.fixture(scope="module")

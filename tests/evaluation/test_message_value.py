@@ -1,6 +1,5 @@
 """What messages are worth: everything, nothing, and never dependent on the order of instances or on batches."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,14 +9,8 @@ from nip_ray.evaluation.attackers import silence
 from nip_ray.evaluation.message_value import WAYS, message_value
 from nip_ray.play.core import BatchedPlay, Player
 from nip_ray.play.staged import BATCH, stage_all
-from tests.builders import graph_scenario, one_thread
+from tests.builders import graph_scenario
 from tests.evaluation.gullible import PASSWORD, ROUNDS, SYMBOLS, Gullible, Mute, message_game
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Knowing(Mute):

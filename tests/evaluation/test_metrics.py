@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import Protocol, build
 
 NAMES = ("nip", "debate", "merlin_arthur", "solo_verifier", "helpful_sneaky", "open_debate", "judge_panel")
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
 def random_rollout(protocol: Protocol, copies: int, instances: int, seed: int) -> Rollout:
@@ -119,14 +117,3 @@ def test_no_copies_have_no_metrics() -> None:
     empty = random_rollout(protocol, 0, 1, 0)
     assert rollout_metrics(protocol, empty, {"wl_score": torch.tensor([-1])}) == {}
     assert evaluation_record(protocol, empty, {})["verifier/accuracy"]["n"] == 0
-
-
-def test_every_key_is_documented() -> None:
-    """docs/metrics.md, in which <agent>, <group> and <value> stand for names."""
-    protocol = build("nip")
-    text = DOCS.read_text(encoding="utf-8")
-    for key in rollout_metrics(protocol, random_rollout(protocol, 64, 3, 0), {"wl_score": torch.tensor([-1, 1, 2])}):
-        name = "verifier/accuracy/<group>=<value>" if "=" in key else key.replace("prover/", "<agent>/")
-        name = "<agent>/return" if name.endswith("/return") else name
-        assert f"`eval/{name}`" in text, key
-        assert "=" in key or f"`train/{name}`" in text, key

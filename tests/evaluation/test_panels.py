@@ -14,7 +14,7 @@ from nip_ray.play.staged import stage
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, build
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.seeding import generator
-from tests.builders import graph_scenario, one_thread
+from tests.builders import graph_scenario
 
 
 @pytest.mark.parametrize("rule", ["majority", "unanimous", "veto", "mean"])
@@ -38,12 +38,11 @@ def test_against_a_sum_over_all_votes(rule: Any, members: int) -> None:
 
 def test_in_play_of_several_rounds() -> None:
     """Two judges, four rounds: the first vote is known when the second is cast."""
-    with one_thread():
-        scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="veto"))
-        networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
-        id_B = scenario.ids("test").repeat(60)
-        players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
-        staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+    scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="veto"))
+    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    id_B = scenario.ids("test").repeat(60)
+    players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
+    staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     assert rollout.vote_BM is not None
     first, second = (staged.members[judge] for judge in ("judge0", "judge1"))
@@ -66,63 +65,60 @@ def test_in_play_of_several_rounds() -> None:
 
 def test_of_the_mean_in_play_of_several_rounds() -> None:
     """A vote stands with the probability it was cast with; the verdict, its chances and its confidence are those of the mean."""
-    with one_thread():
-        scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="mean", verifier_scoring="brier"))
-        networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
-        id_B = scenario.ids("test").repeat(20)
-        for noise in (None, 1):
-            players = {agent: Player(network, noise and generator(noise, agent)) for agent, network in networks.items()}
-            staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
-            rollout, drawn = staged.rollout, 0
-            stated: list[tuple[float, float]] = []
-            for copy in range(len(id_B)):
-                grades, own = [], []
-                for place, judge in enumerate(scenario.protocol.verifiers):
-                    for r in (1, 3):
-                        if (code := int(rollout.decision_BRA[copy, r, 1 + place])) != CONTINUE and len(own) == place:
-                            chance_3 = staged.members[judge][copy, r]
-                            grades.append(float(chance_3[ACCEPT] / chance_3[:2].sum()))
-                            own.append(code)
-                    own += [CONTINUE] * (place + 1 - len(own))
-                mean = sum(grades) / len(grades) if grades else math.nan
-                verdict = CONTINUE if not grades or mean == 0.5 else int(mean > 0.5)
-                assert int(rollout.verdict_B[copy]) == verdict
-                assert rollout.vote_BM is not None
-                assert rollout.vote_BM[copy].tolist() == own
-                last = int(rollout.length_B[copy]) - 1
-                if noise is not None:
-                    assert float(staged.chance_BRD[copy, last, verdict]) > 0, "what came could come"
-                if verdict != CONTINUE:
-                    stated.append((mean, float(rollout.y_B[copy])))
-                    drawn += len(set(own)) == 2 and CONTINUE not in own
-            assert noise is None or drawn > 0, "judges that disagree"
-            graded, labels = graded_verdicts(staged.copies(slice(None)))
-            assert list(zip(graded, labels, strict=True)) == [(pytest.approx(p, abs=1e-6), y) for p, y in stated]
+    scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="mean", verifier_scoring="brier"))
+    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    id_B = scenario.ids("test").repeat(20)
+    for noise in (None, 1):
+        players = {agent: Player(network, noise and generator(noise, agent)) for agent, network in networks.items()}
+        staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+        rollout, drawn = staged.rollout, 0
+        stated: list[tuple[float, float]] = []
+        for copy in range(len(id_B)):
+            grades, own = [], []
+            for place, judge in enumerate(scenario.protocol.verifiers):
+                for r in (1, 3):
+                    if (code := int(rollout.decision_BRA[copy, r, 1 + place])) != CONTINUE and len(own) == place:
+                        chance_3 = staged.members[judge][copy, r]
+                        grades.append(float(chance_3[ACCEPT] / chance_3[:2].sum()))
+                        own.append(code)
+                own += [CONTINUE] * (place + 1 - len(own))
+            mean = sum(grades) / len(grades) if grades else math.nan
+            verdict = CONTINUE if not grades or mean == 0.5 else int(mean > 0.5)
+            assert int(rollout.verdict_B[copy]) == verdict
+            assert rollout.vote_BM is not None
+            assert rollout.vote_BM[copy].tolist() == own
+            last = int(rollout.length_B[copy]) - 1
+            if noise is not None:
+                assert float(staged.chance_BRD[copy, last, verdict]) > 0, "what came could come"
+            if verdict != CONTINUE:
+                stated.append((mean, float(rollout.y_B[copy])))
+                drawn += len(set(own)) == 2 and CONTINUE not in own
+        assert noise is None or drawn > 0, "judges that disagree"
+        graded, labels = graded_verdicts(staged.copies(slice(None)))
+        assert list(zip(graded, labels, strict=True)) == [(pytest.approx(p, abs=1e-6), y) for p, y in stated]
 
 
 def test_what_attackers_are_paid_grows_with_the_mean() -> None:
     """Half for the verdict, which goes over at one half, and half for how near it is; of other rules the verdict's probability alone."""
-    with one_thread():
-        for rule in ("mean", "majority"):
-            scenario = graph_scenario(build("judge_panel", panel_rule=rule))
-            networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
-            id_B = scenario.ids("test")
-            staged = stage(BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B)
-            for verdict in (REJECT, ACCEPT):
-                pay_B = staged.towards_BR(verdict).sum(1)
-                if staged.stated_B is None:
-                    assert pay_B.equal(staged.chance_BRD[:, :, verdict].sum(1))
-                else:
-                    share_B = staged.stated_B if verdict else 1 - staged.stated_B
-                    assert torch.allclose(pay_B, (share_B.nan_to_num(0.0) + staged.chance_BRD[:, :, verdict].sum(1)) / 2, atol=1e-6)
-                    assert len(set(pay_B.tolist())) > 5
-
-
-def test_a_forced_verdict_has_no_confidence() -> None:
-    with one_thread():
-        scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, min_rounds=1, panel_rule="mean", force_guess="y"))
+    for rule in ("mean", "majority"):
+        scenario = graph_scenario(build("judge_panel", panel_rule=rule))
         networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
         id_B = scenario.ids("test")
         staged = stage(BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B)
+        for verdict in (REJECT, ACCEPT):
+            pay_B = staged.towards_BR(verdict).sum(1)
+            if staged.stated_B is None:
+                assert pay_B.equal(staged.chance_BRD[:, :, verdict].sum(1))
+            else:
+                share_B = staged.stated_B if verdict else 1 - staged.stated_B
+                assert torch.allclose(pay_B, (share_B.nan_to_num(0.0) + staged.chance_BRD[:, :, verdict].sum(1)) / 2, atol=1e-6)
+                assert len(set(pay_B.tolist())) > 5
+
+
+def test_a_forced_verdict_has_no_confidence() -> None:
+    scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, min_rounds=1, panel_rule="mean", force_guess="y"))
+    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    id_B = scenario.ids("test")
+    staged = stage(BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B)
     assert staged.rollout.verdict_B.equal(staged.rollout.y_B)
     assert not any(map(math.isnan, graded_verdicts(staged)[0]))

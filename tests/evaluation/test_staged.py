@@ -1,6 +1,5 @@
 """Play that is staged: like the ordinary one where nothing is staged, and exactly what was asked for where it is."""
 
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -13,13 +12,7 @@ from nip_ray.play.rollout import Rollout
 from nip_ray.play.staged import stage, stage_all
 from nip_ray.protocols import build
 from nip_ray.seeding import generator
-from tests.builders import PROTOCOLS, graph_scenario, one_thread, protocol_id
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    with one_thread():
-        yield
+from tests.builders import PROTOCOLS, graph_scenario, protocol_id
 
 
 def parts(protocol: Any = "nip", **settings: Any) -> tuple[BatchedPlay, dict[str, Any], torch.Tensor, torch.Tensor]:

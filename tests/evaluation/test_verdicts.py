@@ -1,6 +1,5 @@
 """What is said of verdicts beyond their accuracy: the worst of several, calibration, and what messages are worth."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,13 +12,7 @@ from nip_ray.play.core import BatchedPlay, Player
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.staged import Staged, stage_all
 from nip_ray.protocols import build
-from tests.builders import graph_scenario, one_thread
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    with one_thread():
-        yield
+from tests.builders import graph_scenario
 
 
 def rollout(verdicts: list[int], labels: list[int], rounds: int = 1) -> Rollout:

@@ -27,10 +27,6 @@ class Episodes:
     def run(self) -> tuple[Tensor, Tensor]:
         return own_turn_advantages(self.reward_BR, self.value_BR, self.turn_BR, self.gamma, self.lam)
 
-    @property
-    def over_BR(self) -> Tensor:
-        return torch.arange(self.turn_BR.shape[1]) >= self.length_B[:, None]
-
 
 @st.composite
 def episodes(draw: st.DrawFn, every_round: bool = False) -> Episodes:

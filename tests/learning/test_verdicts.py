@@ -1,7 +1,6 @@
 """What is learned beside drawn actions, against enumeration: expected pay over all decisions, the label's score, and imitation."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -18,7 +17,7 @@ from nip_ray.play.rollout import AgentRows, Rollout, own_rows
 from nip_ray.protocols import Protocol, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.settings.protocol import PayoffSettings
-from tests.builders import copies, graph_agents, graph_scenario, one_thread, spread_heads
+from tests.builders import copies, graph_agents, graph_scenario, spread_heads
 
 GAMES: dict[str, Protocol] = {
     "one decision": build("nip", max_rounds=3, min_rounds=3, payoff={"verifier": PayoffSettings(false_accept=-5.0)}),
@@ -28,12 +27,6 @@ GAMES: dict[str, Protocol] = {
     "a panel's mean": build("judge_panel", judges=2, panel_rule="mean", judges_paid_for="verdict", verifier_scoring="log"),
     "a debate": build("debate", max_rounds=3, min_rounds=1),
 }
-
-
-@pytest.fixture(autouse=True)
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @pytest.mark.parametrize("name", GAMES)

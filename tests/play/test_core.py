@@ -1,6 +1,5 @@
 """The batched core against a slow player: one copy at a time, plain Python bookkeeping, observations built node by node."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,7 +12,7 @@ from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rol
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import CONTINUE, DECISIONS, NUM_SEEDS, ProtocolState, build, start, step
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
-from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads
+from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, protocol_id, random_pairs, rollout_of, spread_heads
 from tests.play.slow import Said, slow_observation
 from tests.tiers import thinned
 
@@ -24,12 +23,6 @@ SPEECH: list[dict[str, int]] = [{}, {"message_size": 2}, {"linear_symbols": 3}, 
 def speech_id(value: dict[str, int]) -> str:
     """A short name of an entry of `SPEECH`."""
     return "+".join(value) or "plain"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 class Recorder(nn.Module):

@@ -1,6 +1,5 @@
 """Provers that search: what a message is worth against plays of each, what is chosen against linear programmes, and who is taught what."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -18,15 +17,9 @@ from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.settings.search import SearchSettings, share_at
-from tests.builders import copies, graph_agents, graph_scenario, one_thread, spread_heads
+from tests.builders import copies, graph_agents, graph_scenario, spread_heads
 
 COPIES = 8
-
-
-@pytest.fixture(autouse=True)
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def made(name: str, message_size: int = 1, **parameters: Any) -> tuple[GraphIsomorphism, dict[str, nn.Module]]:

@@ -1,7 +1,5 @@
 """Zero knowledge in the batched core against a slow player: one copy at a time, two conversations kept apart, plain Python rewards."""
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +15,8 @@ from nip_ray.protocols import CONTINUE, Protocol, ProtocolParams, build
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.scenarios.registry import random_twin
-from tests.builders import copies, graph_agents, graph_scenario, one_thread, rollout_of, spread_heads
+from tests.builders import copies, graph_agents, graph_scenario, rollout_of, spread_heads
+from tests.learning.test_similarity import cosine
 from tests.play.slow import Said, slow_observation
 from tests.protocols.test_zero_knowledge import Copy as SlowCopy
 
@@ -32,12 +31,6 @@ GAMES: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("merlin_arthur", {}, SPEECH),
     ("multi_channel_test", {}, {}),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @dataclass
@@ -63,11 +56,6 @@ def channels_of(copy: Copy, agent: str) -> list[str]:
     mine = {"verifier": ["_standard"], ADVERSARY: ["_adversarial"], SIMULATOR: ["_simulator"]}.get(agent, ["_standard", "_adversarial"])
     speaker = "verifier" if agent in (ADVERSARY, SIMULATOR) else agent
     return [channel + end for end in mine for channel in base.channels if (speaker, channel) in now]
-
-
-def cosine(a: list[float], b: list[float]) -> float:
-    sizes = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(x * x for x in b))
-    return sum(x * y for x, y in zip(a, b, strict=True)) / sizes if sizes else 0.0
 
 
 def slow_similarity(adversary: Policy | None, simulator: Policy | None, legacy: bool) -> float:

@@ -1,7 +1,6 @@
 """A protocol of one's own in a few lines, and every fault that `check` must name."""
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import ACCEPT, PROTOCOLS, REJECT, Payment, Protocol, ProtocolParams, build, check, for_verdict, register, start, step
+from nip_ray.protocols import ACCEPT, REJECT, Payment, Protocol, ProtocolParams, build, check, for_verdict, register, start, step
 
 
 def cross_examination(params: ProtocolParams) -> Protocol:
@@ -39,14 +38,6 @@ def cross_examination(params: ProtocolParams) -> Protocol:
 
 
 GOOD = cross_examination(ProtocolParams())
-
-
-@pytest.fixture(autouse=True)
-def registry_as_it_was() -> Iterator[None]:
-    kept = dict(PROTOCOLS)
-    yield
-    PROTOCOLS.clear()
-    PROTOCOLS.update(kept)
 
 
 def test_own_protocol_registers_in_forty_lines() -> None:

@@ -15,7 +15,7 @@ from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check, 
 from nip_ray.protocols.payment import Ends, PaymentFunction
 from nip_ray.seeding import generator
 from nip_ray.settings.protocol import PayoffSettings
-from tests.builders import graph_scenario, one_thread
+from tests.builders import graph_scenario
 from tests.protocols.scores import share_of
 
 SCORINGS = ("brier", "log")
@@ -63,12 +63,11 @@ def test_policy_gradients_find_what_is_believed(scoring: str) -> None:
 @pytest.mark.parametrize("greedy", [True, False])
 def test_in_play(greedy: bool) -> None:
     """What is stated is the verifier's probability at its verdict."""
-    with one_thread():
-        scenario = graph_scenario(build("nip", max_rounds=4, verifier_scoring="brier"))
-        networks = {agent: scenario.build_agent(agent, 1).eval() for agent in scenario.protocol.agents}
-        players = {agent: Player(network, None if greedy else generator(0, agent)) for agent, network in networks.items()}
-        id_B = scenario.ids("test").repeat(8)
-        staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+    scenario = graph_scenario(build("nip", max_rounds=4, verifier_scoring="brier"))
+    networks = {agent: scenario.build_agent(agent, 1).eval() for agent in scenario.protocol.agents}
+    players = {agent: Player(network, None if greedy else generator(0, agent)) for agent, network in networks.items()}
+    id_B = scenario.ids("test").repeat(8)
+    staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
     rollout = staged.rollout
     decided_B = rollout.verdict_B != CONTINUE
     assert bool(decided_B.any()) or greedy
@@ -161,11 +160,10 @@ def test_a_graded_function_is_given_what_a_network_states() -> None:
     made = build("adp")
     for graded in (True, False):
         given.clear()
-        with one_thread():
-            scenario = graph_scenario(replace(made, payment=replace(made.payment, payoff={}, function=seen, graded=graded)))
-            networks = {agent: scenario.build_agent(agent, 1).eval() for agent in made.agents}
-            players = {agent: Player(network, generator(0, agent)) for agent, network in networks.items()}
-            staged = stage(BatchedPlay(scenario), players, scenario.ids("test"), torch.arange(len(scenario.ids("test"))))
+        scenario = graph_scenario(replace(made, payment=replace(made.payment, payoff={}, function=seen, graded=graded)))
+        networks = {agent: scenario.build_agent(agent, 1).eval() for agent in made.agents}
+        players = {agent: Player(network, generator(0, agent)) for agent, network in networks.items()}
+        staged = stage(BatchedPlay(scenario), players, scenario.ids("test"), torch.arange(len(scenario.ids("test"))))
         chance_B3, decided_B = staged.chance_BRD[:, 1], staged.rollout.verdict_B != CONTINUE
         stated_B = chance_B3[:, ACCEPT] / chance_B3[:, :2].sum(1) if graded else staged.rollout.verdict_B.float()
         assert torch.allclose(given[-1].confidence_B, torch.where(decided_B, stated_B, 0.5), atol=1e-6)

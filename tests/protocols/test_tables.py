@@ -1,6 +1,5 @@
 """Names and limits of the shipped tables; what `build` and `register` refuse."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +23,6 @@ from nip_ray.protocols import (
 )
 from nip_ray.protocols.tables import SHIPPED
 from nip_ray.settings.protocol import PayoffSettings
-
-
-@pytest.fixture(autouse=True)
-def registry_as_it_was() -> Iterator[None]:
-    kept = dict(PROTOCOLS)
-    yield
-    PROTOCOLS.clear()
-    PROTOCOLS.update(kept)
 
 
 @pytest.mark.parametrize(

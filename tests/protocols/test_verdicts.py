@@ -13,21 +13,15 @@ from nip_ray.config.rules import check as check_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.claims import shares, sides
 from nip_ray.play.dialogues import rulebook
-from nip_ray.protocols import Payment, Protocol, build, check, for_being_right, start, step
+from nip_ray.protocols import Payment, Protocol, build, check, for_being_right
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.settings.protocol import PayoffEntries, PayoffSettings
+from tests.protocols.test_roles import paid
 
 NAMES = ("red", "green", "blue", "grey")
 ONE = build("consultancy", one_prover=True, verdicts=NAMES, max_rounds=2, min_rounds=2, verifier_first=False)
 SNEAKY, DEBATE = build("helpful_sneaky", verdicts=NAMES), build("debate", verdicts=NAMES, max_rounds=2, min_rounds=2, verifier_first=False)
 TABLE = ((1.0, -1.0, -1.0, -1.0, 0.5), (-1.0, 1.0, -7.0, -1.0, 0.5), (-1.0, -1.0, 1.0, -1.0, 0.5), (-1.0, -1.0, -1.0, 1.0, 0.5))
-
-
-def paid(protocol: Protocol, seed: int, y: int, decision: int) -> dict[str, float]:
-    """What each agent is paid when the verifier says this in the last round."""
-    state = replace(start(protocol, torch.tensor([y]), torch.tensor([seed])), round_B=torch.tensor([protocol.max_rounds - 1]))
-    _, outcome = step(protocol, state, torch.full((1, len(protocol.agents)), decision))
-    return dict(zip(protocol.agents, outcome.reward_BA[0].tolist()))
 
 
 def test_what_each_is_paid() -> None:

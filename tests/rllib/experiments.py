@@ -12,21 +12,9 @@ from nip_ray.rllib.registry import ALGORITHMS
 
 Weights = dict[str, dict[str, Tensor]]
 
-TINY: dict[str, Any] = dict(
-    num_gnn_layers=1,
-    d_gnn=4,
-    d_gin_mlp=4,
-    use_dual_gnn=False,
-    num_heads=2,
-    num_transformer_layers=1,
-    d_transformer=4,
-    d_transformer_mlp=4,
-    d_representation=4,
-    d_node_selector=4,
-    d_decider=4,
-    d_linear_message_selector=4,
-    d_value=4,
-)
+TINY: dict[str, Any] = dict(num_gnn_layers=1, use_dual_gnn=False, num_heads=2, num_transformer_layers=1)
+TINY |= dict.fromkeys(("d_gnn", "d_gin_mlp", "d_transformer", "d_transformer_mlp", "d_representation", "d_node_selector"), 4)
+TINY |= dict.fromkeys(("d_decider", "d_linear_message_selector", "d_value"), 4)
 
 _TURNS = [(True, False, True), (False, False, True), (True, True, True), (True, True, False), (False, True, True), (False, True, False)]
 ORDERS = [dict(verifier_first=v, sequential=s, prover0_first=p) for v, s, p in _TURNS]

@@ -10,7 +10,6 @@ from nip_ray.evaluation.examine import Examination
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.registry import ALGORITHMS
 from nip_ray.storage.checkpoint import load_checkpoint, save_checkpoint
-from tests.builders import one_thread
 from tests.rllib.experiments import distance, train, weights
 
 RULES: list[dict[str, Any]] = [
@@ -37,21 +36,20 @@ def diagonal(protocols: Sequence[dict[str, Any]], rules: Sequence[dict[str, Any]
 def goes_on_exactly(config: ExperimentConfig, folder: Path) -> None:
     check(config)
     build = ALGORITHMS[config.algorithm.name]().experiment
-    with one_thread():
-        algorithm: ProtocolAlgorithm = build(config).build_algo()
-        before = weights(algorithm)
-        assert distance(before, train(algorithm, 1)) > 0
-        state = algorithm.training_state()
-        counters = state.pop("counters")
-        save_checkpoint(folder, 1, {"training": state}, {"counters": counters}, "tiny", None)
-        expected = train(algorithm, 1)
-        algorithm.stop()
+    algorithm: ProtocolAlgorithm = build(config).build_algo()
+    before = weights(algorithm)
+    assert distance(before, train(algorithm, 1)) > 0
+    state = algorithm.training_state()
+    counters = state.pop("counters")
+    save_checkpoint(folder, 1, {"training": state}, {"counters": counters}, "tiny", None)
+    expected = train(algorithm, 1)
+    algorithm.stop()
 
-        restored: ProtocolAlgorithm = build(config).build_algo()
-        found = load_checkpoint(folder, None, "tiny")
-        restored.load_training_state({**found.tensors["training"], "counters": found.state["counters"]})
-        assert distance(train(restored, 1), expected) == 0
-        examination = Examination(restored.scenario, config.seed, 6)
-        figures = examination.metrics(examination.rollout(restored.networks(), greedy=False), "eval")
-        assert figures["eval/episode_length"] >= 1
-        restored.stop()
+    restored: ProtocolAlgorithm = build(config).build_algo()
+    found = load_checkpoint(folder, None, "tiny")
+    restored.load_training_state({**found.tensors["training"], "counters": found.state["counters"]})
+    assert distance(train(restored, 1), expected) == 0
+    examination = Examination(restored.scenario, config.seed, 6)
+    figures = examination.metrics(examination.rollout(restored.networks(), greedy=False), "eval")
+    assert figures["eval/episode_length"] >= 1
+    restored.stop()

@@ -92,7 +92,7 @@ def weights_and_state(config: ExperimentConfig, learners: int, training: dict[st
     try:
         algorithm.train()
         algorithm.train()
-        states = algorithm._foreach_learner(_training_state)
+        states = algorithm._foreach_learner(lambda learner: learner.training_state())
         assert len(states) == max(1, learners)
         for state in states[1:]:
             assert distance(state["modules"], states[0]["modules"]) == 0
@@ -100,10 +100,6 @@ def weights_and_state(config: ExperimentConfig, learners: int, training: dict[st
         return weights(algorithm), algorithm.training_state()
     finally:
         algorithm.stop()
-
-
-def _training_state(learner: Any) -> Any:
-    return learner.training_state()
 
 
 @pytest.mark.crash

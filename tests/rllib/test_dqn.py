@@ -237,16 +237,12 @@ def test_workers_change_where_things_are_computed_and_not_the_numbers(
     expected, found = train(here, 2), train(there, 2)
     assert torch.equal(here.rollout.main_BRACM, there.rollout.main_BRACM)
     assert distance(found, expected) <= tolerance
-    states = there._foreach_learner(_training_state)
+    states = there._foreach_learner(lambda learner: learner.training_state())
     assert all(same_state(state, states[0]) for state in states)
     assert same_state(states[0]["extra"]["replay"]["player0"]["ring"], here.training_state()["extra"]["replay"]["player0"]["ring"])
     for key, value in here.row.items():
         if key.endswith(("/loss", "/td_error", "/buffer_size", "/epsilon")):
             assert there.row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
-
-
-def _training_state(learner: Any) -> Any:
-    return learner.training_state()
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])

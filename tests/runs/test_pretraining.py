@@ -20,17 +20,10 @@ from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, gene
 from nip_ray.scenarios.registry import build_agents, played_scenario
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from tests.builders import one_thread
 from tests.runs.small import MESSAGES, small
 
 BOTH = "pretraining.agents=[prover,verifier]"
 NOTHING = "pretraining.lr=1e-30"  # steps far below what anybody could see
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    with one_thread():
-        yield
 
 
 def graphs(*overrides: str) -> ExperimentConfig:

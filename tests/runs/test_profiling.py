@@ -5,8 +5,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import pytest
 import torch
 
 from nip_ray.runs.profiling import profiler
@@ -22,29 +22,22 @@ def iterations(settings: ProfilingSettings, folder: Path, number: int, start: in
             step()
 
 
-def events(folder: Path, first: int) -> list[dict[str, Any]]:
-    with gzip.open(folder / "profile" / f"trace-{first:06d}.json.gz", "rt") as file:
-        return json.load(file)["traceEvents"]
-
-
 def recorded(folder: Path, first: int) -> set[str]:
-    return {event["name"] for event in events(folder, first) if event["name"].startswith("iteration ")}
+    with gzip.open(folder / "profile" / f"trace-{first:06d}.json.gz", "rt") as file:
+        return {event["name"] for event in json.load(file)["traceEvents"] if event["name"].startswith("iteration ")}
 
 
-def test_only_the_active_iterations_are_in_the_trace(tmp_path: Path) -> None:
-    iterations(ProfilingSettings(enabled=True, wait=1, warmup=1, active=2), tmp_path, 7)
-    assert recorded(tmp_path, 3) == {"iteration 3", "iteration 4"}
-    assert {path.name for path in (tmp_path / "profile").iterdir()} == {"trace-000003.json.gz", "table.txt"}
-
-
-def test_a_resumed_run_names_its_trace_by_its_own_iterations(tmp_path: Path) -> None:
-    iterations(ProfilingSettings(enabled=True, wait=0, warmup=1, active=1), tmp_path, 3, start=40)
-    assert recorded(tmp_path, 42) == {"iteration 42"}
-
-
-def test_a_run_that_ends_while_recording_writes_what_it_has(tmp_path: Path) -> None:
-    iterations(ProfilingSettings(enabled=True, wait=1, warmup=0, active=5), tmp_path, 3)
-    assert recorded(tmp_path, 2) == {"iteration 2", "iteration 3"}
+@pytest.mark.parametrize(
+    ("phases", "start", "number", "expected"), [((1, 1, 2), 0, 7, {3, 4}), ((0, 1, 1), 40, 3, {42}), ((1, 0, 5), 0, 3, {2, 3})]
+)
+def test_only_the_active_iterations_are_in_the_trace(
+    tmp_path: Path, phases: tuple[int, int, int], start: int, number: int, expected: set[int]
+) -> None:
+    """Named by the run's own iterations, where it was resumed too, and also where the run ends while recording."""
+    wait, warmup, active = phases
+    iterations(ProfilingSettings(enabled=True, wait=wait, warmup=warmup, active=active), tmp_path, number, start)
+    assert recorded(tmp_path, min(expected)) == {f"iteration {iteration}" for iteration in expected}
+    assert {path.name for path in (tmp_path / "profile").iterdir()} == {f"trace-{min(expected):06d}.json.gz", "table.txt"}
 
 
 def test_a_run_that_does_not_profile_loads_no_profiler_and_writes_nothing(tmp_path: Path) -> None:

@@ -7,14 +7,25 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyarrow.fs import S3FileSystem
 
+from nip_ray.errors import UserError
+
 BUCKET = "proofs"
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The one line that a mistake is answered with."""
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def at_home(folder: Path) -> dict[str, int]:

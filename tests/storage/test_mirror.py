@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.config.load import config_to_yaml, load_config
-from nip_ray.errors import UserError
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.initial_weights import initial_weights
 from nip_ray.settings.tracking import MirrorSettings, TrackingSettings
@@ -29,7 +28,7 @@ from nip_ray.tracking import RunInfo, check_trackers
 from nip_ray.tracking import mirror as tracker
 from nip_ray.tracking.mirror import Copier, NotOurs
 from tests.runs.small import MESSAGES, command, environment, nip_ray, small, untimed, write_small
-from tests.storage.mirrored import BUCKET, at_home, checkpoint, delete_raw, everything, gate, made_by_hand, owner, put_raw, running
+from tests.storage.mirrored import BUCKET, at_home, checkpoint, delete_raw, everything, gate, made_by_hand, owner, put_raw, refusal, running
 
 CANARY = "canary-4f1d-secret-of-the-bucket"
 KEYS = {"AWS_ACCESS_KEY_ID": "canary-4f1d-name-of-the-key", "AWS_SECRET_ACCESS_KEY": CANARY, "AWS_EC2_METADATA_DISABLED": "true"}
@@ -74,13 +73,6 @@ def mirrored(url: str, *more: str) -> list[str]:
 def rows(folder: Path) -> list[dict[str, Any]]:
     with RunFolder.open(folder) as opened:
         return [untimed(row) for row in opened.metrics()]
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def copier(folder: Path, url: str, name: str = "r1", resumed_from: int = 0) -> Copier:

@@ -5,7 +5,6 @@ The service itself is not there to be asked. `Shelf` stands in for the one funct
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +23,7 @@ from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.sources import FETCHED, run_folder
 from tests.runs.small import MESSAGES, small
+from tests.storage.mirrored import refusal
 
 NAME = "wandb:team/proofs/checkpoint-r1:v3"
 LATEST = "wandb:team/proofs/checkpoint-r1:latest"
@@ -89,13 +89,6 @@ def weights_of(run: Path, agent: str, iteration: int = 2) -> dict[str, torch.Ten
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_run_folder_stands_for_its_config(source: Path) -> None:

@@ -1,6 +1,5 @@
 """Agents of graph isomorphism: symmetries, masks, options, initialisation, parameter groups, and agents that are never trained."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +18,12 @@ from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.scenarios.registry import random_twin
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.heads import LrFactors
-from tests.builders import PROTOCOLS, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of
+from tests.builders import PROTOCOLS, graph_agents, graph_scenario, protocol_id, random_pairs, rollout_of
 from tests.scenarios.graph_isomorphism.test_alone import HEXAGON, TRIANGLES, pairs
 
 Observation = dict[str, Tensor]
 SPEECH: list[dict[str, int]] = [{}, {"message_size": 2, "linear_symbols": 3}]
 CLOSE: dict[str, Any] = dict(atol=2e-5, rtol=1e-4)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def observations(scenario: GraphIsomorphism, agent: str, seed: int = 0, count: int = 18) -> Observation:

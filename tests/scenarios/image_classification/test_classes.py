@@ -17,7 +17,7 @@ from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.image_classification.build import image_data
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.image_classification import ImageDataSettings
-from tests.builders import one_thread, rollout_of, spread_heads
+from tests.builders import rollout_of, spread_heads
 from tests.rllib import test_doors
 from tests.scenarios.image_classification.files import TINY, image_scenario, random_images
 from tests.scenarios.image_classification.test_rules import tiny
@@ -51,21 +51,20 @@ def test_both_doors(protocol: dict[str, Any]) -> None:
 
 def test_worst_messages_for_each_wrong_verdict() -> None:
     """The attack over all messages against every message played one by one; over all, whichever wrong verdict is argued for."""
-    with one_thread():
-        protocol = build("debate", verdicts=tuple(NAMES), verifier_first=False, max_rounds=2, min_rounds=2)
-        scenario = image_scenario(protocol, random_images(24, num_classes=3))
-        scenario.label_I = scenario.class_I
-        networks = {agent: scenario.build_agent(agent, 2).eval() for agent in protocol.agents}
-        spread_heads(networks["verifier"], 30.0)
-        with torch.no_grad():
-            list(networks["verifier"].decider.modules())[-1].bias[-1] = -99.0  # type: ignore[union-attr, index]  # it always decides
-        fresh: Any = lambda agents, size, seed: {agent: scenario.build_agent(agent, seed) for agent in agents}  # noqa: E731
-        target = AttackTarget(scenario, networks, fresh, {}, scenario.ids("test"), 0)
-        found = attacked(target, AttackSettings(**QUICK))  # type: ignore[arg-type]
-        ids, wrong, fooled = scenario.ids("test"), {}, {}
-        for code in range(3):
-            verdict_SB = torch.stack([_verdicts(scenario, networks, code, said, ids) for said in range(-1, scenario.num_symbols)])
-            wrong[code], fooled[code] = (verdict_SB != scenario.label_I[ids]).any(0), (verdict_SB == code).any(0)
+    protocol = build("debate", verdicts=tuple(NAMES), verifier_first=False, max_rounds=2, min_rounds=2)
+    scenario = image_scenario(protocol, random_images(24, num_classes=3))
+    scenario.label_I = scenario.class_I
+    networks = {agent: scenario.build_agent(agent, 2).eval() for agent in protocol.agents}
+    spread_heads(networks["verifier"], 30.0)
+    with torch.no_grad():
+        list(networks["verifier"].decider.modules())[-1].bias[-1] = -99.0  # type: ignore[union-attr, index]  # it always decides
+    fresh: Any = lambda agents, size, seed: {agent: scenario.build_agent(agent, seed) for agent in agents}  # noqa: E731
+    target = AttackTarget(scenario, networks, fresh, {}, scenario.ids("test"), 0)
+    found = attacked(target, AttackSettings(**QUICK))  # type: ignore[arg-type]
+    ids, wrong, fooled = scenario.ids("test"), {}, {}
+    for code in range(3):
+        verdict_SB = torch.stack([_verdicts(scenario, networks, code, said, ids) for said in range(-1, scenario.num_symbols)])
+        wrong[code], fooled[code] = (verdict_SB != scenario.label_I[ids]).any(0), (verdict_SB == code).any(0)
     any_wrong, any_fooled = torch.zeros(len(ids), dtype=torch.bool), torch.zeros(len(ids), dtype=torch.bool)
     for code, name in enumerate(NAMES):
         other_B, table = scenario.label_I[ids] != code, found["attack"][f"soundness/{name}"]

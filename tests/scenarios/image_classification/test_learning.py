@@ -6,7 +6,6 @@ import pytest
 
 from nip_ray.config.load import load_config
 from nip_ray.runs.experiment import run_experiment
-from tests.builders import one_thread
 
 CONFIGS = Path(__file__).resolve().parents[3] / "tune_configs"
 SEEDS = (0, 1, 2)
@@ -15,8 +14,7 @@ SEEDS = (0, 1, 2)
 def accuracy(folder: Path, name: str, seed: int, *overrides: str) -> float:
     """On held-out images, at the end of a run."""
     settings = [f"seed={seed}", "evaluation.interval=0", "evaluation.attack.enabled=false", *overrides]
-    with one_thread():
-        return run_experiment(load_config(CONFIGS / f"{name}.yaml", settings), folder, quiet=True).metrics["eval/verifier/accuracy"]
+    return run_experiment(load_config(CONFIGS / f"{name}.yaml", settings), folder, quiet=True).metrics["eval/verifier/accuracy"]
 
 
 @pytest.mark.learning

@@ -1,10 +1,9 @@
 """A whole run on real digits, with pretraining and message regression: resumed, it gives the numbers of one that was never stopped."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from nip_ray.config.experiment import ExperimentConfig
@@ -12,7 +11,6 @@ from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from tests.builders import one_thread
 from tests.runs.small import small, untimed
 from tests.scenarios.image_classification.files import TINY
 
@@ -34,12 +32,6 @@ IMAGES: dict[str, Any] = {
     "checkpoint": {"interval": 2},
     "runtime": {"num_threads": 1},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def config(*overrides: str) -> ExperimentConfig:

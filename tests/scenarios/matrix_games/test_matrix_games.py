@@ -1,6 +1,5 @@
 """The matrix games: payoffs, what players remember, networks, exact figures of networks, and what is refused."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -17,7 +16,6 @@ from nip_ray.scenarios.matrix_games.games import RepeatedGame
 from nip_ray.scenarios.matrix_games.scenario import MatrixGame, build_matrix_game
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.matrix_games import MatrixAgentSettings, MatrixGameSettings, protocol_of
-from tests.builders import one_thread
 
 WIDE: dict[str, Any] = dict(game="bimatrix", payoffs0=((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)), payoffs1=((0.5, 0.0, -1.0), (9.0, 8.0, 7.0)))
 GAMES: list[dict[str, Any]] = [
@@ -28,12 +26,6 @@ GAMES: list[dict[str, Any]] = [
     dict(game="kuhn_poker"),
 ]
 FIELDS = {"hidden": 0, "initial_scale": 1.0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 def scenario_of(game: dict[str, Any], rounds: int | None = None, **agent: Any) -> MatrixGame:

@@ -183,14 +183,6 @@ def test_calls_in_a_hole_that_a_power_failure_left_are_made_again(tmp_path: Path
     assert client.calls == 1
 
 
-def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    complete(Counted(echo), tmp_path, request())
-    path = tmp_path / "calls" / "000000-0.jsonl"
-    path.write_text(path.read_text().replace('"version":1', '"version":2'))
-    with pytest.raises(UserError, match="format version 2"):
-        total(tmp_path)
-
-
 def test_a_file_has_one_writer(tmp_path: Path) -> None:
     async def twice(recorded: RecordedChat) -> None:
         with pytest.raises(UserError, match="another process"):

@@ -89,13 +89,6 @@ def test_damage_is_told_with_its_line(tmp_path_factory: pytest.TempPathFactory, 
             read(path)
 
 
-def test_newer_versions_are_refused(tmp_path: Path) -> None:
-    path = filled(tmp_path / "j", 1)
-    path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2'))
-    with pytest.raises(UserError, match="format version 2"):
-        Journal(path)
-
-
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "journal", tmp_path):

@@ -236,23 +236,17 @@ def test_unclear_answers_are_asked_again_three_times() -> None:
     assert len({request.messages[1]["content"] for request in client.requests}) == 1
 
 
-def test_without_an_answer_the_verdict_is_masked() -> None:
+@pytest.mark.parametrize(("refused", "verdicts", "calls"), [(None, [None, None], 8), (0, [None, 1], 2)])
+def test_without_an_answer_the_verdict_is_masked(refused: int | None, verdicts: list[int | None], calls: int) -> None:
+    """After three more tries, or at once where the question is refused."""
     scenario = scenario_of("nip")
     dialogues = [played(scenario, number, stubborn) for number in range(2)]
-    client = Scripted(lambda request: "perhaps")
+    client = Scripted(lambda request: "perhaps" if refused is None else "REFUSED" if request is client.requests[refused] else "yes")
     found = run(dialogues, scenario, NAMES[:1], client)["judges"]["prover_role_conformance"]
-    assert [one["verdict"] for one in found["verdicts"]] == [None, None]
-    assert found["means"] == [{"agent": "prover", "channel": "main", **proportion(0, 0).record(), "masked": 2}]
-    assert len(client.requests) == 8
-
-
-def test_a_question_that_is_refused_is_masked_at_once() -> None:
-    scenario = scenario_of("nip")
-    dialogues = [played(scenario, number, stubborn) for number in range(2)]
-    client = Scripted(lambda request: "REFUSED" if request is client.requests[0] else "yes")
-    found = run(dialogues, scenario, NAMES[:1], client)["judges"]["prover_role_conformance"]
-    assert [one["verdict"] for one in found["verdicts"]] == [None, 1]
-    assert len(client.requests) == 2
+    assert [one["verdict"] for one in found["verdicts"]] == verdicts
+    given = verdicts.count(1)
+    assert found["means"] == [{"agent": "prover", "channel": "main", **proportion(given, given).record(), "masked": 2 - given}]
+    assert len(client.requests) == calls
 
 
 def test_keys_are_stable_and_belong_to_the_prompt() -> None:

@@ -23,6 +23,7 @@ from nip_ray.text.dialogues.runner import rollout_file
 from nip_ray.text.parts import load_state, prepare, save_state
 from nip_ray.text.training import policies
 from nip_ray.text.training.trainer import begin, new_state
+from tests.text.training.test_policy_gradient import rows
 
 
 def config_of(
@@ -59,12 +60,6 @@ def config_of(
     )
     assert isinstance(config, TextExperimentConfig)
     return config
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Metrics without what depends on the clock."""
-    with RunFolder.open(path) as folder:
-        return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in folder.metrics()]
 
 
 def weights(path: Path) -> bytes:
