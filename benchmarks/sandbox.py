@@ -1,4 +1,4 @@
-"""What running a program costs: medians of whole runs, and calls a second of the batch.
+"""What running a program costs: medians of whole runs.
 
 python benchmarks/sandbox.py --repeat 40
 """
@@ -13,13 +13,10 @@ from typing import Any
 from _common import machine, show, timed
 
 from nip_ray.errors import UserError
-from nip_ray.sandbox.batch import run_batch
 from nip_ray.sandbox.run import run_program
 from nip_ray.sandbox.testing import run_tests
 from nip_ray.sandbox.workers import executable
 from nip_ray.settings.sandbox import SandboxSettings
-
-TINY = "def f(x):\n    total = 0\n    for i in range(x):\n        total += i * i\n    return total\n"
 
 
 def main() -> None:
@@ -68,13 +65,6 @@ def _figures(found: list[float]) -> dict[str, Any]:
 
 
 def _show_rates() -> None:
-    calls = [[number] for number in range(10)]
-    for count in (300, 3000):
-        candidates = [f"{TINY}# {number}" for number in range(count)]
-        seconds = timed(partial(run_batch, candidates, "f", calls))
-        show(
-            "sandbox: batch", {"candidates": count, "candidates_per_s": round(count / seconds), "calls_per_s": round(10 * count / seconds)}
-        )
     tests = [(str(number), str(number * number)) for number in range(20)]
     seconds = timed(lambda: run_tests("print(int(input()) ** 2)", tests))
     show("sandbox: tests of one solution", {"tests": 20, "seconds": round(seconds, 3)})

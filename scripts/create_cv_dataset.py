@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Make code validation items: built-in problems offline, or problems with tests from an APPS file, made wrong by a language model.
+"""Make code validation items: small problems offline, or problems with tests from an APPS file, made wrong by a language model.
 
-python scripts/create_cv_dataset.py data/train.jsonl --items 2000
+python scripts/create_cv_dataset.py data/train.jsonl --items 20000 --seed 1
+python scripts/create_cv_dataset.py --built-in   # again what the package ships, which is made with seed 0
 OPENAI_API_KEY=... python scripts/create_cv_dataset.py buggy.jsonl --problems apps/train.jsonl --model gpt-4o-mini --budget-tokens 5000000
 
 The second kind continues where it was stopped, and asks for no problem twice. Its programs run isolated (docs/sandbox.md).
 """
 
 import asyncio
+import gzip
 import json
+import time
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from _common import DIFFICULTIES, plain_parser, run
 
@@ -18,7 +23,8 @@ from _common import DIFFICULTIES, plain_parser, run
 def main() -> None:
     """Write the file and print what is in it."""
     parser = plain_parser(__doc__)
-    parser.add_argument("out", type=Path, help="a .jsonl file")
+    parser.add_argument("out", type=Path, nargs="?", help="a .jsonl file")
+    parser.add_argument("--built-in", action="store_true", help="write the built-in set into the package instead")
     parser.add_argument("--items", type=int, default=10_000, metavar="N", help="items, or the most problems to work on (default: 10000)")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="(default: train)")
     parser.add_argument("--difficulties", nargs="+", choices=DIFFICULTIES, default=DIFFICULTIES, help="(default: all)")
@@ -30,13 +36,36 @@ def main() -> None:
     parser.add_argument("--isolation", choices=("isolated", "trusted"), default="isolated", help="of programs (default: isolated)")
     arguments = parser.parse_args()
 
-    from nip_ray.scenarios.code_validation.create import write_code_items
-
-    if arguments.problems is not None:
+    if arguments.built_in == (arguments.out is not None):
+        parser.error("name a .jsonl file, or give --built-in")
+    if arguments.built_in:
+        summary = {"problems": write_built_in()}
+    elif arguments.problems is not None:
         summary = asyncio.run(make_wrong(arguments))
     else:
-        summary = write_code_items(arguments.out, arguments.items, arguments.seed, arguments.split, tuple(arguments.difficulties), None)
+        summary = make_items(arguments)
     print(json.dumps(summary, indent=2))
+
+
+def make_items(arguments: Namespace) -> dict[str, Any]:
+    """Make problems of our own families. Returns what was written."""
+    from code_validation.make import make  # noqa: I001
+    from nip_ray.scenarios.code_validation.create import check_place, write_made
+
+    check_place(arguments.out, replace=False)
+    start = time.perf_counter()
+    made = make(arguments.items, arguments.split, arguments.difficulties, arguments.seed)
+    return write_made(made, arguments.out, time.perf_counter() - start)
+
+
+def write_built_in() -> int:
+    """Make the file that the package ships. Returns the number of its problems."""
+    from code_validation.make import built_in_places, make_pairs  # noqa: I001
+    from nip_ray.scenarios.code_validation.built_in import FILE
+
+    lines = [json.dumps(asdict(pair), ensure_ascii=False) for pair in make_pairs(built_in_places(), 0)]
+    FILE.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0))
+    return len(lines)
 
 
 async def make_wrong(arguments: Namespace) -> dict[str, int]:

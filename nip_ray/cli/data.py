@@ -73,13 +73,12 @@ def code_validation(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate small Python problems with correct and incorrect solutions."""
+    """Write built-in Python problems with correct and incorrect solutions."""
     with errors():
         from nip_ray.scenarios.code_validation.create import write_code_items
 
         chosen = None if difficulties is None else tuple(name.strip() for name in difficulties.split(","))
-        with progress_bar("making items", shown=sys.stderr.isatty()) as progress:
-            summary = write_code_items(out, items, seed, split, chosen, progress, replace=force)
+        summary = write_code_items(out, items, seed, split, chosen, replace=force)
         if as_json:
             typer.echo(json.dumps(summary))
             return

@@ -1,47 +1,15 @@
-"""Many trusted candidate programs under the same calls, fast: thousands of calls a second on one core.
+"""An alias for one version: `run_batch` of trusted programs, by `nip_ray.sandbox.testing.run_calls`."""
 
-Decisions that matter here:
-- for mutants of programs of our own, which may loop for ever, recurse, allocate or crash, but mean no harm. They share
-  one interpreter, so one of them could falsify the results of the next; programs of strangers belong into `run_calls`;
-- a call's limit is processor time, so that results do not depend on what else the machine does. Where that cannot end a
-  call (a sleep, one long operation in C) the interpreter is killed after a while without a result, and the call counts
-  as a time-out;
-- a candidate whose time was up once is not tried again: its remaining calls count as time-outs, too;
-- a call in which the interpreter dies is ("error", "ProcessDied"); the calls after it run in a new interpreter.
-"""
-
-import json
-import os
-import select
-import signal
-import subprocess
-import tempfile
-import time
+import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from math import ceil
+from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.sandbox.result import DEFAULTS, SandboxFailure
-from nip_ray.sandbox.workers import INSIDE, executable
+from nip_ray.sandbox.result import DEFAULTS
+from nip_ray.sandbox.testing import CallResult, run_calls
 from nip_ray.settings.sandbox import SandboxSettings
-
-START_S = 10.0
-"""Seconds that the interpreter may take to start, on a busy machine."""
-PATIENCE_S = 1.0
-"""Seconds, with ten times the limit of a call, without a result: then the call cannot be interrupted and its interpreter is killed."""
-
-
-class CallResult(NamedTuple):
-    """What came of one call.
-
-    kind: "value" (it returned), "error" (it raised, or something else went wrong), "timeout".
-    value: the returned value as JSON carries it (tuples are lists, keys are strings); the exception's class name, or
-    "NotJSON", "ValueTooLarge", "ProcessDied"; None.
-    """
-
-    kind: Literal["value", "error", "timeout"]
-    value: Any
 
 
 def run_batch(
@@ -51,74 +19,12 @@ def run_batch(
     per_call_s: float = 0.2,
     settings: SandboxSettings = DEFAULTS,
 ) -> list[list[CallResult]]:
-    """What `function_name(*call)` returns, for every trusted candidate program and call, (candidates, calls).
+    """`run_calls` of every program, (programs, calls). per_call_s: rounded up to whole seconds of processor time.
 
-    solutions: sources that define the function; each is loaded once, and its calls share its globals. calls: lists of
-    arguments, as JSON carries them. per_call_s: seconds of processor time for each call and for loading. settings: of
-    these, memory, files and output count. Raises UserError for the level `isolated`.
+    Raises UserError for the level `isolated`.
     """
+    warnings.warn("nip_ray.sandbox.batch: take run_calls of nip_ray.sandbox.testing", DeprecationWarning, stacklevel=2)
     if settings.isolation != "trusted":  # never something weaker than was asked for
         raise UserError(f"isolation: {settings.isolation}, but run_batch runs trusted programs; take run_calls for others")
-    results: list[CallResult] = []
-    total = len(solutions) * len(calls)
-    work = {"solutions": list(solutions), "function": function_name, "calls": [json.dumps(call) for call in calls]}
-    work |= {"per_call_s": per_call_s, "value_limit": settings.output_kb * 1000}
-    work |= {"memory_mb": settings.memory_mb, "file_mb": settings.file_mb}
-    while len(results) < total:
-        start = divmod(len(results), len(calls))
-        results += _until_death({**work, "start": start}, total - len(results), PATIENCE_S + 10 * per_call_s)
-    return [results[i * len(calls) : (i + 1) * len(calls)] for i in range(len(solutions))]
-
-
-def decoded(text: str | bytes) -> CallResult:
-    """What a call wrote. A candidate can write anything there, or return what JSON carries one way only: that is ("error", "NotJSON")."""
-    try:
-        kind, value = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return CallResult("error", "NotJSON")
-    if kind == "value" or (kind == "error" and isinstance(value, str)):
-        return CallResult(kind, value)
-    return CallResult("timeout", None) if kind == "timeout" else CallResult("error", "NotJSON")
-
-
-def _until_death(work: dict[str, Any], wanted: int, patience_s: float) -> list[CallResult]:
-    """Results from one interpreter, in order: all that are wanted, or the last of them is how it ended."""
-    found: list[CallResult] = []
-    rest, late = b"", False
-    process = _started(work)
-    assert process.stdout is not None
-    ready = select.poll()
-    ready.register(process.stdout, select.POLLIN)
-    deadline = time.monotonic() + START_S + patience_s
-    try:
-        while len(found) < wanted:
-            late = not ready.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            data = b"" if late else os.read(process.stdout.fileno(), 1 << 16)
-            if not data:
-                break
-            *lines, rest = (rest + data).split(b"\n")
-            found.extend(decoded(line) for line in lines if line)
-            if lines:
-                deadline = time.monotonic() + patience_s
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()
-        process.wait()
-    if len(found) < wanted:
-        found.append(CallResult("timeout", None) if late else CallResult("error", "ProcessDied"))
-    return found[:wanted]
-
-
-def _started(work: dict[str, Any]) -> "subprocess.Popen[bytes]":
-    """The interpreter, with the work on its standard input."""
-    command = [executable(), "-I", "-S", "-B", str(INSIDE / "batch_worker.py")]
-    with tempfile.TemporaryFile() as source:
-        source.write(json.dumps(work).encode())
-        source.seek(0)
-        try:
-            return subprocess.Popen(
-                command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/", start_new_session=True
-            )
-        except OSError as error:
-            raise SandboxFailure(f"the sandbox could not start an interpreter: {error}") from error
+    limited = replace(settings, cpu_s=max(1, ceil(per_call_s)))
+    return [run_calls(solution, function_name, calls, limited) for solution in solutions]

@@ -11,9 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from nip_ray.sandbox.batch import CallResult, decoded
 from nip_ray.sandbox.result import DEFAULTS, SandboxResult
 from nip_ray.sandbox.run import run_within, threads
 from nip_ray.sandbox.workers import INSIDE
@@ -22,6 +21,18 @@ from nip_ray.settings.sandbox import SandboxSettings
 TestStatus = Literal["passed", "failed", "crashed", "timeout"]
 BLANKS = " \t\r"
 """What does not count at the end of a line. A line ends at a newline and nowhere else: other separators are output like any other."""
+
+
+class CallResult(NamedTuple):
+    """What came of one call.
+
+    kind: "value" (it returned), "error" (it raised, or something else went wrong), "timeout".
+    value: the returned value as JSON carries it (tuples are lists, keys are strings); the exception's class name, or
+    "NotJSON", "ValueTooLarge", "ProcessDied"; None.
+    """
+
+    kind: Literal["value", "error", "timeout"]
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ def run_calls(solution: str, function_name: str, calls: Sequence[list[Any]], set
     """What `function_name(*arguments)` of a solution returns for each list of arguments, each in an interpreter of its
     own.
 
-    calls: arguments, as JSON carries them. The results are those of `run_batch`, which is faster for trusted programs.
+    calls: arguments, as JSON carries them.
     Raises what `run_program` raises.
     """
     source = solution.encode(errors="surrogatepass")
@@ -98,6 +109,17 @@ def _call_result(result: SandboxResult) -> CallResult:
     if result.status != "ok" or not result.stdout:
         return CallResult("error", "ProcessDied")
     return decoded(result.stdout)
+
+
+def decoded(text: str | bytes) -> CallResult:
+    """What a call wrote. A candidate can write anything there, or return what JSON carries one way only: that is ("error", "NotJSON")."""
+    try:
+        kind, value = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return CallResult("error", "NotJSON")
+    if kind == "value" or (kind == "error" and isinstance(value, str)):
+        return CallResult(kind, value)
+    return CallResult("timeout", None) if kind == "timeout" else CallResult("error", "NotJSON")
 
 
 @cache

@@ -13,17 +13,18 @@ Difficulty = Literal["introductory", "interview", "competition"]
 
 @dataclass(frozen=True)
 class CodeDataSettings:
-    """Problems with correct and wrong solutions: made here, or read from files or from the Hugging Face hub."""
+    """Problems with correct and wrong solutions: built-in ones, or read from files or from the Hugging Face hub."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     source: Literal["built_in", "apps", "buggy_apps"] = option(
-        "built_in", "Made offline by this package, or APPS (correct solutions only) or buggy-APPS (columns of the published data sets)."
+        "built_in",
+        "Those that ship with this package, or APPS (correct solutions only) or buggy-APPS (columns of the published data sets).",
     )
-    train: str | None = option(None, "A .jsonl or .parquet file of training items (none: made, or read from the hub).", meaning=FILE)
-    test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: made, or read from the hub).", meaning=FILE)
-    num_train: int = option(1000, "Training items to make, or the most to take.", ge=2)
-    num_test: int = option(200, "Held-out items to make, or the most to take.", ge=2)
+    train: str | None = option(None, "A .jsonl or .parquet file of training items (none: as source says).", meaning=FILE)
+    test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: as source says).", meaning=FILE)
+    num_train: int = option(1000, "Training items; of files and of the hub the most to take.", ge=2)
+    num_test: int = option(200, "Held-out items, likewise.", ge=2)
     difficulties: tuple[Difficulty, ...] = option(("introductory",), "Difficulties to take items of.", min_length=1)
     exclude_flagged: bool = option(True, "Leave out items that a moderation flag marks (buggy_apps).")
     solution_number: int = option(0, "Which of a problem's correct solutions to take (apps).", ge=0)
@@ -35,7 +36,9 @@ class CodeDataSettings:
             if path is None:
                 continue
             if not Path(path).is_file():
-                hint = "put it there, or in a new run leave the key out to make the items or write them with `nip-ray data code-validation`"
+                hint = (
+                    "put it there, or in a new run leave the key out for built-in items or write them with `nip-ray data code-validation`"
+                )
                 yield f"{split}: {path}: no such file, {hint}"
             elif Path(path).suffix not in (".jsonl", ".parquet"):
                 yield f"{split}: {path}: expected a .jsonl or .parquet file"

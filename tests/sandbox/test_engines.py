@@ -136,8 +136,17 @@ def test_the_error_where_none_works(path: Path) -> None:
 def test_levels_that_are_not_there() -> None:
     with pytest.raises(UserError, match="isolation: namespaces is no level; expected: trusted or isolated"):
         run_program("", settings=SandboxSettings(isolation="namespaces"))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="run_batch runs trusted programs; take run_calls"):
+    with (
+        pytest.warns(DeprecationWarning, match="take run_calls"),
+        pytest.raises(UserError, match="run_batch runs trusted programs; take run_calls"),
+    ):
         run_batch(["def f(): return 1"], "f", [[]], settings=SETTINGS)
+
+
+def test_batches_as_they_were_run_before() -> None:
+    with pytest.warns(DeprecationWarning, match="take run_calls"):
+        found = run_batch(["def f(x): return x + 1", "def f(x): return 1 // 0"], "f", [[1], [2]])
+    assert found == [[("value", 2), ("value", 3)], [("error", "ZeroDivisionError")] * 2]
 
 
 def test_an_engine_that_fails_later_is_told_from_a_program_that_imitates_it(path: Path) -> None:

@@ -15,8 +15,7 @@ from random import Random
 from typing import Any, NoReturn, get_args
 
 from nip_ray.errors import UserError
-from nip_ray.sandbox.batch import run_batch
-from nip_ray.scenarios.code_validation.built_in import Runner, Split, make_items
+from nip_ray.scenarios.code_validation.built_in import Split, draw_items
 from nip_ray.scenarios.code_validation.hub import APPS, BUGGY, REPOSITORIES, Row, apps_items, buggy_items, download
 from nip_ray.scenarios.code_validation.item import COLUMNS, CodeItem
 from nip_ray.seeding import stable_seed
@@ -26,23 +25,23 @@ from nip_ray.storage.files import make_parents, written_aside
 _HINT = f"the columns {', '.join(COLUMNS)}, or the published ones of {APPS} or {BUGGY}"
 
 
-def load_items(settings: CodeDataSettings, split: Split, seed: int, runner: Runner) -> list[CodeItem]:
-    """The items of a split: from its file if one is named, else made or read from the hub, as `settings.source` says.
+def load_items(settings: CodeDataSettings, split: Split, seed: int) -> list[CodeItem]:
+    """The items of a split: from its file if one is named, else built-in ones or from the hub, as `settings.source` says.
 
-    At most `num_train` or `num_test` items. runner: `nip_ray.sandbox.batch.run_batch`, or what does the same; it is needed for items that
-    are made. Raises UserError for anything that is wrong with a file, or where no items are left.
+    At most `num_train` or `num_test` items. Raises UserError for anything that is wrong with a file, where no items are left, or where
+    more built-in ones are asked for than there are.
     """
     num = settings.num_train if split == "train" else settings.num_test
     file = settings.train if split == "train" else settings.test
     if file is None and settings.source == "built_in":
-        return make_items(num, split, settings.difficulties, seed, runner)
+        return [made.item for made in draw_items(num, split, settings.difficulties, seed, f"scenario.data.num_{split}")]
     items = read_items(Path(file), settings) if file is not None else _from_hub(settings, split)
     return truncate(items, num, stable_seed(seed, "code_validation", "truncate", split))
 
 
 def load_splits(settings: CodeDataSettings, seed: int) -> dict[str, list[CodeItem]]:
     """Split -> items, as the settings say. Raises UserError for unusable files, and for solutions that stand in both splits."""
-    made = {split: load_items(settings, split, seed, run_batch) for split in get_args(Split)}
+    made = {split: load_items(settings, split, seed) for split in get_args(Split)}
     both = {item.solution for item in made["train"]} & {item.solution for item in made["test"]}
     if both:
         raise UserError(f"scenario.data.test: {len(both)} of its solutions stand in the training items too, hold others out")
@@ -98,7 +97,7 @@ def read_rows(path: Path) -> list[Row]:
     if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{path}: is of an unknown kind; expected: a .jsonl or a .parquet file")
     if not path.is_file():
-        raise UserError(f"{path}: no such file; name a data set, or make one with `nip-ray data code-validation`")
+        raise UserError(f"{path}: no such file; name a data set, or write one with `nip-ray data code-validation`")
     rows = list(_jsonl_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path))
     if not rows:
         raise UserError(f"{path}: has no rows; expected: at least one")

@@ -1,132 +1,100 @@
-"""The built-in data set: labels that are true, balanced and told by nothing else; splits that share nothing; the same bytes again."""
+"""The built-in data set as it is drawn: balanced, told by nothing but the programs, splits that share nothing, as many as shipped configs
+want."""
 
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from random import Random
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import pytest
 
-from nip_ray.errors import TrainingError
-from nip_ray.sandbox.batch import run_batch
-from nip_ray.scenarios.code_validation.built_in import Made, choose, make, make_items
-from nip_ray.scenarios.code_validation.create import write_dataset
-from nip_ray.scenarios.code_validation.families import FAMILIES, split_of
-from nip_ray.scenarios.code_validation.files import read_items
-from nip_ray.scenarios.code_validation.item import CodeItem, stance_of
-from nip_ray.scenarios.code_validation.mutate import OPERATORS, Mutant
-from nip_ray.settings.code_validation import Difficulty
+from nip_ray.config.load import load_config
+from nip_ray.errors import UserError
+from nip_ray.scenarios.code_validation.built_in import built_in_pairs, draw_items
+from nip_ray.scenarios.code_validation.create import write_code_items
+from nip_ray.scenarios.code_validation.files import load_items, load_splits, read_items
+from nip_ray.scenarios.code_validation.item import stance_of
+from nip_ray.settings.code_validation import CodeDataSettings, Difficulty
 
 ALL = get_args(Difficulty)
-NUM = 61
+CONFIGS = Path(__file__).parents[3] / "tune_configs"
 
 
-@pytest.fixture(scope="module")
-def made() -> list[Made]:
-    return make(NUM, "train", ALL, 3, run_batch)
-
-
-def pairs_of(items: Sequence[CodeItem]) -> dict[str, list[CodeItem]]:
-    """Question -> its items."""
-    found: dict[str, list[CodeItem]] = {}
-    for item in items:
-        found.setdefault(item.question, []).append(item)
-    return found
-
-
-def test_numbers_labels_and_stances(made: list[Made]) -> None:
-    items = [one.item for one in made]
-    assert [item.id for item in items] == list(range(NUM))
-    assert Counter(item.y for item in items) == {1: (NUM + 1) // 2, 0: NUM // 2}
+@pytest.mark.parametrize("num", [2, 61, 400])
+def test_numbers_labels_and_stances(num: int) -> None:
+    items = [one.item for one in draw_items(num, "train", ALL, 3, "num")]
+    assert [item.id for item in items] == list(range(num))
+    labels = Counter(tuple(sorted(one.y for one in items if one.question == item.question)) for item in items)
+    assert labels == Counter({(0, 1): num - num % 2, (1,): num % 2}), "every question has a right and a wrong program"
     assert all(item.prover_stance == stance_of(item.solution) for item in items)
-    assert len({(item.question, item.solution) for item in items}) == NUM
-    assert {item.difficulty for item in items} == set(ALL)
-    labels = "".join(str(item.y) for item in items)
-    assert "1" * 15 not in labels, "in order of labels"
+    assert "1" * 20 not in "".join(str(item.y) for item in items), "in order of labels"
+    assert len({item.family for item in items}) == min(32, (num + 1) // 2), "families take turns"
 
 
-def test_questions_tell_nothing_of_labels(made: list[Made]) -> None:
-    """Every question has one right and one wrong program (but the last of an odd number)."""
-    labels = Counter(tuple(sorted(item.y for item in items)) for items in pairs_of([one.item for one in made]).values())
-    assert labels == {(0, 1): NUM // 2, (1,): NUM % 2}
+def test_the_seed_draws() -> None:
+    first = draw_items(20, "train", ("interview",), 0, "num")
+    assert first == draw_items(20, "train", ("interview",), 0, "num")
+    assert first != draw_items(20, "train", ("interview",), 1, "num")
+    assert {one.item.difficulty for one in first} == {"interview"}
+    assert all(bool(one.operator) == (one.item.y == 0) for one in first)
 
 
-def test_families_are_of_the_split(made: list[Made]) -> None:
-    by_name = {family.name: family for family in FAMILIES}
-    assert {split_of(one.item.family) for one in made} == {"train"}
-    assert all(by_name[one.item.family].difficulty == one.item.difficulty for one in made)
-    assert {split_of(item.family) for item in make_items(12, "test", ALL, 3, run_batch)} == {"test"}
+def test_what_is_shipped() -> None:
+    pairs = built_in_pairs()
+    families = {split: {pair.family for pair in pairs if pair.split == split} for split in ("train", "test")}
+    assert not families["train"] & families["test"]
+    assert len({(pair.question, text) for pair in pairs for text in (pair.right, pair.wrong)}) == 2 * len(pairs)
+    assert len({pair.operator for pair in pairs}) == 14
+    for text in (text for pair in pairs for text in (pair.right, pair.wrong)):
+        compile(text, "program", "exec")
 
 
-def test_wrong_programs_have_an_operator_and_differ_from_right_ones(made: list[Made]) -> None:
-    assert all((one.operator in OPERATORS) == (one.item.y == 0) for one in made)
-    assert len({one.operator for one in made if one.operator}) >= 8, "one kind of mistake only"
+@pytest.mark.parametrize("difficulty", ALL)
+def test_every_difficulty_has_as_many_as_a_config_asks_for_by_itself(difficulty: Any) -> None:
+    settings = CodeDataSettings(difficulties=(difficulty,))
+    found = load_splits(settings, 0)
+    assert {split: len(items) for split, items in found.items()} == {"train": settings.num_train, "test": settings.num_test}
 
 
-def test_labels_are_true_on_fresh_inputs(made: list[Made]) -> None:
-    """On inputs that they were not chosen by, right and wrong programs for one question differ, too, nearly always."""
-    by_name = {family.name: family for family in FAMILIES}
-    told = total = 0
-    for items in list(pairs_of([one.item for one in made]).values())[:15]:
-        if len(items) < 2:
-            continue
-        calls = [call for seed in range(12) for call in by_name[items[0].family].make(Random(seed)).calls]
-        name = next(line for line in items[0].solution.splitlines() if line.startswith("def "))[4:].split("(")[0]
-        first, second = run_batch([item.solution for item in items], name, calls, 0.05)
-        total += 1
-        told += any(a.value != b.value for a, b in zip(first, second) if a.kind == b.kind == "value")
-    assert told >= total - 1 > 10
+def test_shipped_configs_get_what_they_want() -> None:
+    wanted = [load_config(path).scenario.data for path in sorted(CONFIGS.glob("*_cv_*.yaml")) if "sweep" not in path.name]
+    wanted = [settings for settings in wanted if settings.source == "built_in"]
+    assert len(wanted) == 3
+    for settings in wanted:
+        assert len(load_items(settings, "train", 0)) == settings.num_train
 
 
-class Outcome(NamedTuple):
-    """A result of the tests' own."""
-
-    kind: str
-    value: Any = None
-
-
-def values(*numbers: Any) -> list[Outcome]:
-    return [Outcome("error", "ValueError") if n == "!" else Outcome("timeout") if n == "?" else Outcome("value", n) for n in numbers]
-
-
-def chosen(*rows: tuple[str, list[Outcome]], seeds: range = range(40)) -> set[str]:
-    """The texts of the mutants that may be chosen for tests whose right results are 1, 2, 3 and 4."""
-    candidates = [(Mutant(text, text[0], 1), row) for text, row in rows]
-    return {mutant.text if (mutant := choose(candidates, [1, 2, 3, 4], Random(seed))) else "none" for seed in seeds}
-
-
-def test_what_makes_a_mutant_wrong() -> None:
-    assert chosen(("a", values(1, 2, 3, 4))) == {"none"}, "right after all"
-    assert chosen(("a", values(1, 2, 3, "!"))) == {"none"}, "it crashes, but returns nothing wrong"
-    assert chosen(("a", values("!", "!", "!", "!"))) == {"none"}
-    assert chosen(("a", values(9, 2, 3, "?"))) == {"none"}, "it may not end"
-    assert chosen(("a", values(9, 2, 3, "!"))) == {"a"}
-    assert chosen(("a", values(9, 9, 9, 9))) == {"a"}
-
-
-def test_subtle_mutants_are_preferred() -> None:
-    assert chosen(("a", values(9, 9, 9, 9)), ("b", values(1, 2, 3, 9))) == {"b"}
-    assert chosen(("a", values(9, 2, 3, "!")), ("b", values(1, 2, 3, 9))) == {"b"}, "crashes count as failures"
-    assert chosen(("a", values(9, 9, 9, 9)), ("b", values(1, 2, 9, 9))) == {"a", "b"}
-
-
-def test_a_runner_that_fails_right_programs_is_found_out() -> None:
-    def broken(solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float) -> list[list[Outcome]]:
-        return [[Outcome("timeout")] * len(calls) for _ in solutions]
-
-    with pytest.raises(TrainingError, match="runner is broken"):
-        make_items(4, "train", ALL, 0, broken)
+def test_more_than_there_are() -> None:
+    there = 2 * sum(pair.split == "test" and pair.difficulty == "interview" for pair in built_in_pairs())
+    settings = CodeDataSettings(difficulties=("interview",), num_test=there + 1)
+    expected = rf"scenario.data.num_test: got {there + 1}, but there are {there} built-in test items of interview; .*create_cv_dataset.py"
+    with pytest.raises(UserError, match=expected):
+        load_items(settings, "test", 0)
 
 
 def test_writing(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    first = write_dataset(tmp_path / "a" / "x.jsonl", 9, 5, run_batch, progress=lambda done, total: seen.append((done, total)))
-    second = write_dataset(tmp_path / "y.jsonl", 9, 5, run_batch)
+    first, second = (write_code_items(tmp_path / name, 9, 5) for name in ("a/x.jsonl", "y.jsonl"))
     assert (tmp_path / "a" / "x.jsonl").read_bytes() == (tmp_path / "y.jsonl").read_bytes()
     assert first["sha256"] == second["sha256"]
     assert first["labels"] == {0: 4, 1: 5}
     assert sum(first["operators"].values()) == 4
     assert sum(first["difficulties"].values()) == first["items"] == 9
-    assert seen[-1] == (9, 9)
-    assert read_items(tmp_path / "y.jsonl") == make_items(9, "train", ALL, 5, run_batch)
+    assert read_items(tmp_path / "y.jsonl") == [one.item for one in draw_items(9, "train", ALL, 5, "num")]
+    for arguments, message in [
+        ((tmp_path / "y.jsonl", 9, 5), "is there already"),
+        ((tmp_path / "z.csv", 9, 5), "expected a .jsonl file"),
+        ((tmp_path / "z.jsonl", 9, 5, "val"), "--split val: expected train or test"),
+        ((tmp_path / "z.jsonl", 9, 5, "test", ("easy",)), "--difficulties easy: expected introductory"),
+        ((tmp_path / "z.jsonl", 100_000, 5), "--items: got 100000, but there are"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            write_code_items(*arguments)
+
+
+def test_the_file_is_read_when_it_is_asked_for() -> None:
+    code = (
+        "import nip_ray.scenarios.language, sys; from nip_ray.scenarios.code_validation import built_in; "
+        "sys.exit(built_in.built_in_pairs.cache_info().currsize)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

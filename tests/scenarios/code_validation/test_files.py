@@ -17,10 +17,6 @@ def item(i: int, y: int = 1, **more: Any) -> CodeItem:
     return CodeItem(i, f"question {i} é\n", f"print({i})", y, i % 2, **more)
 
 
-def no_runner(*_: Any, **__: Any) -> Any:
-    raise AssertionError("nothing is to be run")
-
-
 ROW = {"id": 0, "question": "q", "solution": "s", "y": 1, "prover_stance": 0}
 
 
@@ -103,17 +99,17 @@ def test_truncation_of_what_is_not_balanced(right: int, wrong: int, num: int, ex
 def test_loading_from_files_takes_no_head(tmp_path: Path) -> None:
     write_items([item(i, int(i < 10), difficulty="introductory") for i in range(20)], tmp_path / "x.jsonl")
     settings = CodeDataSettings(train=str(tmp_path / "x.jsonl"), num_train=8)
-    loaded = load_items(settings, "train", 0, no_runner)
+    loaded = load_items(settings, "train", 0)
     assert sum(one.y for one in loaded) == 4
-    assert loaded == load_items(settings, "train", 0, no_runner) != load_items(settings, "train", 1, no_runner)
+    assert loaded == load_items(settings, "train", 0) != load_items(settings, "train", 1)
 
 
 def test_difficulties_of_files(tmp_path: Path) -> None:
     write_items([item(0, difficulty="interview"), item(1, difficulty="competition")], tmp_path / "x.jsonl")
     settings = CodeDataSettings(test=str(tmp_path / "x.jsonl"), difficulties=("competition",))
-    assert [one.id for one in load_items(settings, "test", 0, no_runner)] == [1]
+    assert [one.id for one in load_items(settings, "test", 0)] == [1]
     with pytest.raises(UserError, match="no items of introductory; expected: one of competition, interview"):
-        load_items(CodeDataSettings(test=str(tmp_path / "x.jsonl")), "test", 0, no_runner)
+        load_items(CodeDataSettings(test=str(tmp_path / "x.jsonl")), "test", 0)
 
 
 def apps_row(number: int, solutions: list[str] | str, difficulty: str = "interview") -> dict[str, Any]:
@@ -132,7 +128,7 @@ def test_apps(tmp_path: Path, suffix: str) -> None:
     ]
     write_rows(rows, tmp_path / f"apps{suffix}")
     settings = CodeDataSettings(source="apps", train=str(tmp_path / f"apps{suffix}"), difficulties=("interview",), solution_number=1)
-    found = sorted(load_items(settings, "train", 0, no_runner), key=lambda one: one.id)
+    found = sorted(load_items(settings, "train", 0), key=lambda one: one.id)
     assert found == [
         CodeItem(4, "q4", "second", 1, stance_of("second"), "interview", "apps-4"),
         CodeItem(9, "q9", "b", 1, stance_of("b"), "interview", "apps-9"),
@@ -172,7 +168,7 @@ def test_buggy_apps(tmp_path: Path) -> None:
     flagged = read_items(tmp_path / "buggy.jsonl", CodeDataSettings(difficulties=("interview",), exclude_flagged=False))
     assert len(flagged) == 15
     some = CodeDataSettings(test=str(tmp_path / "buggy.jsonl"), difficulties=("interview",), num_test=6)
-    assert len(load_items(some, "test", 0, no_runner)) == 6
+    assert len(load_items(some, "test", 0)) == 6
 
 
 @pytest.mark.parametrize(
@@ -218,5 +214,5 @@ def test_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     settings = CodeDataSettings(source="buggy_apps", difficulties=("interview",))
-    assert sorted(one.y for one in load_items(settings, "test", 0, no_runner)) == [0, 0, 1]
+    assert sorted(one.y for one in load_items(settings, "test", 0)) == [0, 0, 1]
     assert asked == [(("lrhammond/buggy-apps",), {"split": "test"})]

@@ -3,10 +3,10 @@
 Decisions that matter here:
 - a family is data: plain text and plain Python. In both, `$name` stands for a fact of the draft; in the text, `<one|another>` is a choice
   of words. Everything else that varies is done here;
-- the solutions define `solve`, and use names of `nip_ray.scenarios.code_validation.families.names`. Function, parameters and variables
+- the solutions define `solve`, and use names of `names.py`. Function, parameters and variables
   are renamed at random, those of the signature alike in all solutions and between the question's backticks;
 - the first solution says what is right. It is run in this process, like the expressions that draw calls: both are programs of this
-  package, never a user's.
+  repository, never a user's.
 """
 
 import ast
@@ -19,8 +19,9 @@ from string import Template, ascii_lowercase
 from textwrap import dedent
 from typing import Any
 
-from nip_ray.scenarios.code_validation.families.names import POOLS
 from nip_ray.settings.code_validation import Difficulty
+
+from .names import POOLS
 
 NUM_CALLS = 18
 _MOST_EXAMPLE_CHARACTERS = 90
@@ -119,7 +120,7 @@ class Family:
 
 
 def family_of(name: str, difficulty: Difficulty, entry: Mapping[str, Any]) -> Family:
-    """The family of an entry of this package's tables (see `nip_ray.scenarios.code_validation.families` for their keys)."""
+    """The family of an entry of the tables beside this file (see `__init__.py` for their keys)."""
     begin = compile(entry.get("draw", ""), f"<{name}: draw>", "exec")
     facts = compile(entry.get("facts", "{}"), f"<{name}: facts>", "eval")
     edges = compile(entry.get("edges", "[]"), f"<{name}: edges>", "eval")
@@ -154,7 +155,7 @@ def finish(draft: Draft, rng: Random) -> Problem:
 
 
 def run(source: str, name: str, calls: Sequence[list[Any]]) -> list[Any]:
-    """What the function `name` of a solution of this package returns for each call, as JSON carries it."""
+    """What the function `name` of a solution of this repository returns for each call, as JSON carries it."""
     space: dict[str, Any] = {}
     exec(compile(source, "<solution>", "exec"), space)
     return [json.loads(json.dumps(space[name](*json.loads(json.dumps(call))))) for call in calls]

@@ -21,9 +21,11 @@ from typing import get_args
 
 import yaml
 
-from nip_ray.scenarios.code_validation.families.base import Family, Problem, family_of
+from nip_ray.scenarios.code_validation.built_in import Split
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import Difficulty
+
+from .base import Family, Problem, family_of
 
 __all__ = ["FAMILIES", "Family", "Problem", "split_of"]
 
@@ -38,6 +40,6 @@ FAMILIES: tuple[Family, ...] = tuple(family for difficulty in get_args(Difficult
 _SALT = 0
 
 
-def split_of(family: str) -> str:
+def split_of(family: str) -> Split:
     """`test` for about a quarter of the families, `train` for the others."""
     return "test" if stable_seed(_SALT, "code_validation", "split", family) % 4 == 0 else "train"

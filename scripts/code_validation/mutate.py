@@ -4,7 +4,7 @@ Decisions that matter here:
 - an operator looks at one node and lists edits; an edit gives one field of one node another value. Mutants are printed from the edited
   tree, one edit each, and right programs go through `normalise`, so that nothing in the layout tells them apart;
 - operators take turns, in a random order: however few mutants are looked at, they are of many kinds;
-- whether a mutant is wrong is not decided here: some are right after all. Tests decide (`nip_ray.scenarios.code_validation.built_in`).
+- whether a mutant is wrong is not decided here: some are right after all. Tests decide (`make.py`).
 """
 
 import ast

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from nip_ray.scenarios.code_validation.families import FAMILIES, Family, split_of
-from nip_ray.scenarios.code_validation.families.base import run
+from scripts.code_validation.families import FAMILIES, Family, split_of
+from scripts.code_validation.families.base import run
 
 BY_NAME = {family.name: family for family in FAMILIES}
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

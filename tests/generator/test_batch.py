@@ -2,7 +2,7 @@
 
 import pytest
 
-from nip_ray.sandbox.batch import run_batch
+from scripts.code_validation.batch import run_batch
 
 GOOD = "def f(x):\n    return x * 2"
 

@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from nip_ray.sandbox.batch import run_batch
-from nip_ray.scenarios.code_validation.families import FAMILIES, Family
-from nip_ray.scenarios.code_validation.mutate import Mutant, mutants, normalise
+from scripts.code_validation.batch import run_batch
+from scripts.code_validation.families import FAMILIES, Family
+from scripts.code_validation.mutate import Mutant, mutants, normalise
 
 SOURCE = """
 def f(values, limit):   # a comment
