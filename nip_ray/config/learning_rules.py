@@ -102,14 +102,6 @@ def dqn(config: ExperimentConfig) -> Iterator[str]:
         yield "evaluation.sampled: dqn values moves and draws none, set it to false (greedy play is examined)"
     if config.play.num_copies != PlaySettings().num_copies:
         yield "play.num_copies: dqn has no use for it (algorithm.roles.<role>.rollout_size says how many are played), leave it out"
-    yield from _dqn_roles(config, rule)
-    known = playing(config)
-    if known is not None:
-        for role in value_learners(config, known):
-            yield from _dqn_role(config, rule, role)
-
-
-def _dqn_roles(config: ExperimentConfig, rule: DQNSettings) -> Iterator[str]:
     for role in dict.fromkeys(rule.trained_roles):
         if (fault := stranger(config, role)) is not None:
             yield f"algorithm.trained_roles: {role} is {fault}"
@@ -118,6 +110,10 @@ def _dqn_roles(config: ExperimentConfig, rule: DQNSettings) -> Iterator[str]:
     for role in rule.roles:
         if role != DEFAULT and (fault := stranger(config, role)) is not None:
             yield f"algorithm.roles.{role}: {fault}"
+    known = playing(config)
+    if known is not None:
+        for role in value_learners(config, known):
+            yield from _dqn_role(config, rule, role)
 
 
 def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterator[str]:

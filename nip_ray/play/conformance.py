@@ -200,7 +200,8 @@ def _play_faults(scenario: Scenario) -> Iterator[str]:
     networks: dict[str, Any] = {agent: scenario.build_agent(agent, stable_seed(3, agent)).eval() for agent in scenario.protocol.agents}
     rollout = _played(scenario, networks)
     for name in ("main", "decision_BRA", "reward_BRA"):
-        one, again = (_part(played, name) for played in (rollout, _played(scenario, networks)))
+        both = (rollout, _played(scenario, networks))
+        one, again = (played.dialogue.main if name == "main" else getattr(played, name) for played in both)
         if not torch.equal(one, again):
             yield f"the same networks, instances and seeds play different games ({name})"
     if not bool(rollout.reward_BRA.isfinite().all()):
@@ -229,10 +230,6 @@ def _played(scenario: Scenario, networks: Mapping[str, nn.Module]) -> Rollout:
     return play_rollout(
         BatchedPlay(scenario), networks, ids, episode_seeds(stable_seed(5, "conformance"), 0, _COPIES), generator(5, "conformance")
     )
-
-
-def _part(rollout: Rollout, name: str) -> Tensor:
-    return rollout.dialogue.main if name == "main" else getattr(rollout, name)
 
 
 def _answer_faults(scenario: Scenario, agent: str, policy: Policy, value_N: Tensor, count: int) -> Iterator[str]:

@@ -144,7 +144,8 @@ def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
         return shaped
     merged: Chat = []
     for message in map(_with_name_in_text, shaped):
-        if merged and _joins(merged[-1]["role"], message["role"], shape):
+        before = merged[-1]["role"] if merged else ""
+        if message["role"] == "user" and (before == "user" or (before == "system" and shape == "no_system")):
             merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n\n{message['content']}"}
         else:
             merged.append(message)
@@ -178,10 +179,6 @@ def _before_reply(shaped: "Chat") -> None:
     """See that a user spoke last."""
     if not shaped or shaped[-1]["role"] != "user":
         shaped.append({"role": "user", "content": GO_ON if any(message["role"] == "assistant" for message in shaped) else START})
-
-
-def _joins(before: str, role: str, shape: Shape) -> bool:
-    return role == "user" and (before == "user" or (before == "system" and shape == "no_system"))
 
 
 def _with_name_in_text(message: "Message") -> "Message":

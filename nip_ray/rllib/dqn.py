@@ -130,13 +130,19 @@ class ProtocolDQN(ProtocolAlgorithm):
         self.seconds = dict.fromkeys(("sample", "learn", "send_weights"), 0.0)
         self.rollouts: list[Rollout] = []
         settings: DQNSettings = self.config.settings()
-        roles = self._learning_now()
+        now = self.config.who_learns(self.train_iteration)
+        roles = tuple(role for role in self.config.trained() if role in now)  # that do not rest in this iteration
         first = self.train_iteration * settings.steps_per_iteration
         rows = self._fill(settings, roles, first)
         for start, stop, due in chunks(first, settings, roles):
             self._learn_steps(rows, (start, stop), roles, last=False)
             rows = self._roll_out(settings, due, stop - 1) if due else {}
-        self._join_rollouts()
+        if self.rollouts:
+            self.rollout = concatenate(self.rollouts)
+        else:  # everybody rests
+            nothing = torch.zeros(0, dtype=torch.int64)
+            self.rollout = play_rollout(BatchedPlay(self.scenario), {}, nothing, nothing, None)
+        self.rollouts = []
         steps = self.rollout.env_steps()
         results = self._learn_steps(rows, (first + settings.steps_per_iteration,) * 2, roles, last=True, env_steps=steps)
         self.env_steps_total += steps
@@ -202,11 +208,6 @@ class ProtocolDQN(ProtocolAlgorithm):
 
     # ------------------------------------------------------------------------------------------------------- roll-outs
 
-    def _learning_now(self) -> tuple[str, ...]:
-        """The trained roles that do not rest in this iteration."""
-        now = self.config.who_learns(self.train_iteration)
-        return tuple(role for role in self.config.trained() if role in now)
-
     def _fill(self, settings: DQNSettings, roles: Sequence[str], step: int) -> dict[str, Rows]:
         """Play until every buffer holds what a first gradient step needs; returns what was played last, which learners have yet to get."""
         sizes: dict[str, int] = self._first_learner(methodcaller("buffer_sizes"))
@@ -250,14 +251,6 @@ class ProtocolDQN(ProtocolAlgorithm):
         began = time.perf_counter()
         self.send_weights()
         self.seconds["send_weights"] += time.perf_counter() - began
-
-    def _join_rollouts(self) -> None:
-        if self.rollouts:
-            self.rollout = concatenate(self.rollouts)
-        else:  # everybody rests
-            nothing = torch.zeros(0, dtype=torch.int64)
-            self.rollout = play_rollout(BatchedPlay(self.scenario), {}, nothing, nothing, None)
-        self.rollouts = []
 
     # ---------------------------------------------------------------------------------------------------------- learn
 
@@ -371,7 +364,8 @@ class DQNLearner(ProtocolLearner):
         if not steps or not roles:
             return {}
         threads = torch.get_num_threads()
-        if not self._side_by_side(roles, threads):
+        one_by_one = len(roles) == 1 or threads < len(roles) or self.distributed or self.device.type != "cpu"
+        if one_by_one or any(self._draws(role) for role in roles):
             by_step = [[self._gradient_step(role, step) for role in roles] for step in steps]
             return {role: list(own) for role, own in zip(roles, zip(*by_step, strict=True), strict=True)}
         if self._pool is None:
@@ -382,11 +376,6 @@ class DQNLearner(ProtocolLearner):
         finally:
             torch.set_num_threads(threads)
         return dict(zip(roles, done, strict=True))
-
-    def _side_by_side(self, roles: Sequence[str], threads: int) -> bool:
-        if len(roles) == 1 or threads < len(roles) or self.distributed or self.device.type != "cpu":
-            return False
-        return not any(self._draws(role) for role in roles)
 
     @torch.no_grad()
     def _draws(self, role: str) -> bool:
