@@ -31,9 +31,6 @@ def learns(agent: AgentSettings) -> bool:
     return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
 
 
-# ---------------------------------------------------------------------------------------------------------- algorithms
-
-
 def own_settings(config: ExperimentConfig) -> Iterator[str]:
     """What agents have of their own is for agents that learn."""
     for agent in config.algorithm.agents if isinstance(config.algorithm, OnPolicySettings) else ():
@@ -136,9 +133,6 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
             yield f"scenario.{key}: got {value}, but dqn is for agents whose turn is one symbol, use {most}"
 
 
-# ----------------------------------------------------------------------------------------------------------- schedules
-
-
 def schedules(config: ExperimentConfig) -> Iterator[str]:
     """Schedules are complete, are for agents that learn, and let them learn."""
     for agent, schedule in config.schedules.items():
@@ -153,9 +147,6 @@ def schedules(config: ExperimentConfig) -> Iterator[str]:
         elif not faults and not any(is_updated(schedule, i) for i in range(min(config.iterations, schedule.period or 1))):
             within = f" within {config.iterations} iterations" if config.iterations < (schedule.period or 1) else ""
             yield f"{key}: {agent} would never learn{within}, give it iterations, or a learning-rate factor of 0 instead of a schedule"
-
-
-# ------------------------------------------------------------------------------------------- first weights, pretraining
 
 
 def first_weights(config: ExperimentConfig) -> Iterator[str]:

@@ -90,9 +90,6 @@ def _rebuild(part: Part) -> None:
     keys_of.cache_clear()
 
 
-# --------------------------------------------------------------------------------------------------------------- faults
-
-
 def _class_faults(settings: Any) -> Iterator[str]:
     """What every settings class of a union has."""
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]

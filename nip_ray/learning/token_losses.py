@@ -31,9 +31,6 @@ _TAKEN |= {"return", "groups_equal", "groups_alone"}  # of an agent, after whom 
 _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are divided
 
 
-# ----------------------------------------------------------------------------------------------------------- advantages
-
-
 @dataclass(frozen=True)
 class Advantages:
     """advantage_N: of each turn. num_groups: groups of turns that were compared with each other; of these num_alone have a single turn, and
@@ -138,9 +135,6 @@ def role_advantages(
             advantages[row] = returns[row] - baseline
         new[role] = decay * baseline + (1 - decay) * sum(returns[row] for row in turns) / len(turns)
     return torch.tensor(advantages, dtype=return_N.dtype), new
-
-
-# ----------------------------------------------------------------------------------------------------------------- loss
 
 
 @dataclass(frozen=True)

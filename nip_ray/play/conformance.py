@@ -44,9 +44,6 @@ def check_scenario(scenario: Scenario) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------ instances
-
-
 def _table_faults(scenario: Scenario) -> Iterator[str]:
     """Splits, labels and groups."""
     if not isinstance(getattr(scenario, "name", None), str):
@@ -70,9 +67,6 @@ def _table_faults(scenario: Scenario) -> Iterator[str]:
             yield f"group_I()[{name!r}] must be (I,) integers"
     if scenario.num_symbols < 1 or scenario.message_size < 1 or scenario.linear_symbols < 0:
         yield "num_symbols and message_size must be at least 1, linear_symbols at least 0"
-
-
-# --------------------------------------------------------------------------------------------------------- observations
 
 
 def _sample(scenario: Scenario) -> tuple[Tensor, Dialogue, Tensor, Tensor]:
@@ -153,9 +147,6 @@ def _different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[s
     return [key for key in one.keys() | other.keys() if key not in one or key not in other or not torch.equal(one[key], other[key])]
 
 
-# ------------------------------------------------------------------------------------------------------------- networks
-
-
 def _network_faults(scenario: Scenario) -> Iterator[str]:
     """Seeds, shapes and parameter groups."""
     for agent in scenario.protocol.agents:
@@ -190,9 +181,6 @@ def _network_faults(scenario: Scenario) -> Iterator[str]:
                     _, other_N = network(other, False, True)
                 if torch.equal(value_N, other_N):
                     yield f"the network of {agent!r} does not read what it is told of the episode's role: the observation `told`"
-
-
-# ----------------------------------------------------------------------------------------------------------------- play
 
 
 def _play_faults(scenario: Scenario) -> Iterator[str]:

@@ -91,7 +91,6 @@ class InvalidReply(Exception):
     """A reply that cannot be read, with the reason; the agent is asked again."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The form of chats: what providers and chat templates accept, and the reasoning that models write before a reply.
 #
 # - scenarios write a chat as it happened: the system prompt, replies, what others said, notices as system messages wherever they fall.
@@ -186,7 +185,6 @@ def _with_name_in_text(message: "Message") -> "Message":
     return {"role": message["role"], "content": f"{name}: {message['content']}" if name else message["content"]}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # What is asked of a scenario that language models play.
 
 Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
@@ -306,7 +304,6 @@ def stance_in(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> int
     return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Dialogues as JSON: records, from which a dialogue can be rebuilt exactly.
 #
 # - a record holds the item's id and label, not its text: the data set has that. Rebuilding checks both.

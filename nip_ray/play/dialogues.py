@@ -28,7 +28,6 @@ from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario
 from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Panel, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
-# ---------------------------------------------------------------------------------------------------------------------
 # A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
 #
 # - payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every round, seed class, label
@@ -197,7 +196,6 @@ def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Playing.
 
 Path = tuple[int, ...]

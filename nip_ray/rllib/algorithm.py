@@ -149,8 +149,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             say(f"warning: iteration {self.iteration + 1} was over before an evaluation of it; evaluation_duration takes a number, too")
         return found
 
-    # ----------------------------------------------------------------------------------------------------------- play
-
     def _play(self) -> tuple[list[RolloutSamples], dict[str, Any]]:
         """All shares of this iteration, ordered by worker, and figures of the opponents that were met."""
         iteration, group = self.train_iteration, self.env_runner_group
@@ -271,8 +269,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise TrainingError(f"{what} {answer.actor_id} cannot be made: {said(error)}") from error
 
-    # ---------------------------------------------------------------------------------------------------------- learn
-
     def learn_from(self, samples: list[RolloutSamples]) -> dict[str, float]:
         """Learn from rollouts that somebody else played, as one iteration; its figures ``learn/<agent>/<name>``."""
         found = self._learn(samples)
@@ -338,8 +334,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def _weights(self) -> dict[str, Any]:
         state = self._first_learner(methodcaller("get_state", components=COMPONENT_RL_MODULE))
         return {COMPONENT_RL_MODULE: state[COMPONENT_RL_MODULE], "weights_seq_no": self.train_iteration}
-
-    # ---------------------------------------------------------------------------------------------------------- state
 
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""

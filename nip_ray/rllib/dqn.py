@@ -181,8 +181,6 @@ class ProtocolDQN(ProtocolAlgorithm):
         else:
             self.opponents[role] = opponent_of(self.scenario, role, opponent, self.env_runner_group.num_remote_env_runners() > 0)
 
-    # ----------------------------------------------------------------------------------------------------------- state
-
     def counters(self) -> dict[str, Any]:
         """As all our algorithms', and who was set in the place of a network."""
         return {**super().counters(), "opponents": names_of(self.opponents)}
@@ -205,8 +203,6 @@ class ProtocolDQN(ProtocolAlgorithm):
             elif role not in self.opponents or self.opponents[role].names is not None:
                 self.set_opponent(role, None)
                 say(f"warning: {role} was played by a module, which no checkpoint holds; its network plays until set_opponent is called")
-
-    # ------------------------------------------------------------------------------------------------------- roll-outs
 
     def _fill(self, settings: DQNSettings, roles: Sequence[str], step: int) -> dict[str, Rows]:
         """Play until every buffer holds what a first gradient step needs; returns what was played last, which learners have yet to get."""
@@ -251,8 +247,6 @@ class ProtocolDQN(ProtocolAlgorithm):
         began = time.perf_counter()
         self.send_weights()
         self.seconds["send_weights"] += time.perf_counter() - began
-
-    # ---------------------------------------------------------------------------------------------------------- learn
 
     def _learn_steps(self, rows: Mapping[str, Rows], steps: tuple[int, int], roles: Sequence[str], **figures: Any) -> list[Any]:
         """What the learners say of these gradient steps, before which they take in `rows`."""
@@ -357,8 +351,6 @@ class DQNLearner(ProtocolLearner):
         """Not asked for: transitions come ready."""
         raise NotImplementedError("DQNLearner learns from transitions: call update(rows=..., steps=...)")
 
-    # -------------------------------------------------------------------------------------------------- gradient steps
-
     def _steps(self, roles: Sequence[str], steps: range) -> dict[str, list[TimedStep]]:
         """Gradient steps of all roles, in their order, or each in a thread of its own."""
         if not steps or not roles:
@@ -448,8 +440,6 @@ class DQNLearner(ProtocolLearner):
         found = {"lr": rate_at(own.lr, step), "epsilon": rate_at(own.exploration, step), "buffer_size": self.buffer_sizes().get(role, 0)}
         return {name: torch.tensor(float(value)) for name, value in {**found, "steps_per_s": len(done) / spent if spent else 0.0}.items()}
 
-    # ----------------------------------------------------------------------------------------------- several learners
-
     def _share(self, role: str) -> None:
         """Running statistics: the means over learners, who have seen different rows."""
         if not self.distributed:
@@ -469,8 +459,6 @@ class DQNLearner(ProtocolLearner):
         every_N[mine] = error_N
         torch.distributed.all_reduce(every_N)
         return every_N.to(self._buffer_device())
-
-    # --------------------------------------------------------------------------------------------------------- buffers
 
     def buffer_sizes(self) -> dict[str, int]:
         """Role -> transitions that its buffer holds."""

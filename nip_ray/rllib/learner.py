@@ -124,8 +124,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         self.updated: frozenset[str] = frozenset()
         self.averages: dict[str, dict[str, Tensor]] = {}  # by agent, over iterations; with `average_weights`, after the first
 
-    # ------------------------------------------------------------------------------------------------ for subclasses
-
     remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"  # of figures that are not finite
 
     @cached_property
@@ -194,8 +192,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def rounds_per_copy(self, rollout: Rollout) -> int:
         """Frames that a copy counts as, in ``minibatch_size``."""
         return rollout.num_rounds
-
-    # --------------------------------------------------------------------------------------------------- the update
 
     @override(Learner)
     def update(
@@ -276,8 +272,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         number_weights(self, -1)
         super().set_state(state)
 
-    # ------------------------------------------------------------------------------------------------- for checkpoints
-
     def training_state(self, agents: Collection[str] | None = None) -> dict[str, Any]:
         """All that learning needs to continue, on the CPU. agents: of these (None: all).
 
@@ -323,8 +317,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `extra_state`."""
-
-    # ------------------------------------------------------------------------------------------------------- the parts
 
     @contextmanager
     def _seeded_noise(self, iteration: int) -> Iterator[None]:
@@ -426,9 +418,6 @@ def cpu_copy(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: cpu_copy(value) for key, value in state.items()}
     return [cpu_copy(value) for value in state] if isinstance(state, list | tuple) else state
-
-
-# ------------------------------------------------------------------------- what most rules make of a rollout first
 
 
 @dataclass(frozen=True)

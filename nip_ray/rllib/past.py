@@ -111,8 +111,6 @@ class PastOpponents:
         least_A, most_A = (torch.tensor([bound(own) for own in amounts], dtype=return_BA.dtype) for bound in (min, max))
         return return_BA.clamp(least_A, most_A)
 
-    # ----------------------------------------------------------------------------------------------------------- state
-
     def stored_weights(self) -> dict[str, Weights]:
         """The weights of all snapshots, for checkpoints; `pool.state` is the rest."""
         return {str(number): own for number, own in self.weights.items()}

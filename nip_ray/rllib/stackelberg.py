@@ -145,8 +145,6 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
             steps[agent] = Step({**metrics, "direction_norm": torch.linalg.vector_norm(shaped[agent].detach())}, norms[agent])
         return steps
 
-    # ------------------------------------------------------------------------------------------------------ directions
-
     def _foreseeing(
         self, data: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
     ) -> dict[str, Tensor]:
@@ -207,8 +205,6 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         if self.settings.ihvp != "nystrom" or minibatch.number % self.settings.ihvp_refresh == 0:
             self.inverses = {}
         return self.inverses
-
-    # --------------------------------------------------------------------------------------------------------- networks
 
     def _scores(self, data: Mapping[str, ShapedData], minibatch: JointMinibatch) -> _Scores:
         copies, (num_copies, num_rounds) = minibatch.own_copies, _row_grid(data).shape

@@ -145,9 +145,6 @@ def _learned(
     return kept["weights"], {**kept["figures"], "cached": cached, "key": key}, notes
 
 
-# ---------------------------------------------------------------------------------------------------------------- training
-
-
 def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Report) -> dict[str, Any]:
     """Train the network of `pupil`; returns its weights by part, on the CPU, and the figures."""
     curves: dict[str, list[float]] = {"loss": [], "accuracy": []}
@@ -205,9 +202,6 @@ def _held_out(pupil: _Pupil) -> dict[str, float | int | None]:
         obs, y_N = pupil.silent_turns(id_N)
         correct += float(accuracy(pupil.network(obs, True, False)[0], y_N)) * len(y_N)
     return proportion(round(correct), len(ids)).record()
-
-
-# --------------------------------------------------------------------------------------------------------------- the cache
 
 
 class _Damaged(Exception):
