@@ -53,7 +53,8 @@ def keys_of(kind: type) -> Mapping[str, Key]:
             default = info.get_default(call_default_factory=True)
             meaning = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
             limits = (*_BOUNDS, "min_length", "max_length", "pattern")
-            bounds = {limit: getattr(m, limit) for m in info.metadata for limit in limits if getattr(m, limit, None) is not None}
+            stated = [(limit, getattr(m, limit, None)) for m in info.metadata for limit in limits]
+            bounds = {limit: value for limit, value in stated if value is not None}
             made[name] = Key(name, info.annotation, default, info.description or "", bounds, meaning)
         return made
     hints = get_type_hints(kind)

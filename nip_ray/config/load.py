@@ -212,7 +212,8 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
     """
     version = data.get("format_version", FORMAT_VERSION)
     if type(version) is int and version > FORMAT_VERSION:
-        raise UserError(f"format_version: got {version}, and this nip_ray knows formats up to {FORMAT_VERSION}; use a newer one")
+        known = f"this nip_ray knows formats up to {FORMAT_VERSION}"
+        raise UserError(f"format_version: got {version}, and {known}; use a newer one")
     kind = kind_of(data)
     refuse_other_players(data, kind)
     data = in_own_words(without_gone(data, stored=stored), kind)

@@ -45,7 +45,10 @@ def import_plugins(plugins: Iterable[str]) -> None:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"plugins: {plugin!r} cannot be imported{_where(error)}: {type(error).__name__}: {error}") from error
+            frames = walk_tb(error.__traceback__)
+            lines = [line for frame, line in frames if is_plugin_file(frame.f_globals.get("__name__", ""))]
+            where = f" (line {lines[-1]})" if lines else ""  # the last of a plugin's file that was run
+            raise UserError(f"plugins: {plugin!r} cannot be imported{where}: {type(error).__name__}: {error}") from error
 
 
 def code_in(data: Mapping[str, Any]) -> list[str]:
@@ -90,12 +93,6 @@ def _kept() -> set[str]:
         return set(_list().read_text(encoding="utf-8").splitlines())
     except (OSError, UnicodeDecodeError):
         return set()
-
-
-def _where(error: Exception) -> str:
-    """The last line of a plugin's file that was run (nothing where none was)."""
-    lines = [line for frame, line in walk_tb(error.__traceback__) if is_plugin_file(frame.f_globals.get("__name__", ""))]
-    return f" (line {lines[-1]})" if lines else ""
 
 
 def import_needed(data: Any, kind: type) -> None:

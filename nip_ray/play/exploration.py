@@ -152,9 +152,11 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
     turn_BR = rollout.turn_BRA[:, :, index] & (seat.epsilon_B >= 0)[:, None]
     cut_B = rollout.cut_B if rollout.cut_B is not None and plan.bootstrap_cutoffs else torch.zeros_like(seat.epsilon_B, dtype=torch.bool)
     own = own_transitions(rollout.reward_BRA[:, :, index], turn_BR, rollout.length_B, ~cut_B, gamma)
-    copies, when, seen, moves = zip(*seat.kept, strict=True)  # kept round by round, wanted in the order of copies, then rounds
+    # kept round by round, wanted in the order of copies, then rounds
+    copies, when, seen, moves = zip(*seat.kept, strict=True)
     order_N = (torch.cat(copies) * rollout.num_rounds + torch.cat(when)).argsort()
-    obs, action_N = {name: torch.cat([part[name] for part in seen])[order_N] for name in seen[0]}, torch.cat(moves)[order_N]
+    obs = {name: torch.cat([part[name] for part in seen])[order_N] for name in seen[0]}
+    action_N = torch.cat(moves)[order_N]
     open_N = cut_B[own.copy_N] & (own.next_N < 0)  # last turns before a cut
     sees_N = open_N & play.protocol.would_act(agent, rollout.length_B, rollout.seed_B)[own.copy_N]
     after_obs, place_N = _after(play, agent, obs, own.next_N, own.copy_N, sees_N)

@@ -370,7 +370,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return {} if self._behind is None else {"weights_behind": self._behind}
 
     def _load_behind(self, state: Mapping[str, Any]) -> None:
-        if self._ahead is not None and self._ahead.calls:  # what runners were asked for ahead is forgotten, once they are free again
+        if self._ahead is not None and self._ahead.calls:  # forgotten, once runners are free again
             self._ask_runners(self._ahead.calls, asked=True)
         self._ahead = None
         self._behind = state.get("weights_behind")

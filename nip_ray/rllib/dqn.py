@@ -331,7 +331,9 @@ class DQNLearner(ProtocolLearner):
         calls since then. Raises TrainingError where something of them is not finite, ValueError for a role without transitions.
         """
         for role, rows in (kwargs.get("rows") or {}).items():
-            self._take(role, rows)
+            if role not in self.replay:
+                self._make_buffer(role, rows)
+            self.replay[role].add(rows)
         first, after = kwargs.get("steps", (0, 0))
         roles: Sequence[str] = kwargs.get("roles", tuple(self.optimizers))
         if first == 0 and after:
@@ -463,11 +465,6 @@ class DQNLearner(ProtocolLearner):
     def buffer_sizes(self) -> dict[str, int]:
         """Role -> transitions that its buffer holds."""
         return {role: replay.size for role, replay in self.replay.items()}
-
-    def _take(self, role: str, rows: Rows) -> None:
-        if role not in self.replay:
-            self._make_buffer(role, rows)
-        self.replay[role].add(rows)
 
     def _make_buffer(self, role: str, rows: Mapping[str, Tensor]) -> None:
         settings: DQNSettings = self.settings

@@ -200,7 +200,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
             for index, (agent, player) in enumerate(players.items()):
                 own = {number: weights[agent] for number, weights in past.weights.items() if agent in weights}
                 frozen = {}
-                for slot, (number, weights) in enumerate(own.items()):  # a network of this runner's own for every agent and slot
+                for slot, (number, weights) in enumerate(own.items()):  # a network of its own for each
                     if (agent, slot) not in self.frozen:
                         self.frozen[agent, slot] = copy.deepcopy(self.networks()[agent]).eval().requires_grad_(False)
                     frozen[number] = self.frozen[agent, slot]
