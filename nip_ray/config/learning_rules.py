@@ -27,7 +27,7 @@ def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
 
 
 def learns(agent: AgentSettings) -> bool:
-    """Whether training changes anything of an agent with these settings."""
+    """Return True if training changes anything of an agent with these settings."""
     return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
 
 

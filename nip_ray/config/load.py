@@ -194,13 +194,13 @@ def text_names() -> dict[str, list[str]]:
 
 
 def is_runner(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
+    """Return True if a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
     found = any(key in data for key in RUNNER_KEYS) or isinstance(data.get("learners"), list)
     return found and not any(key in data for key in _EXPERIMENT_KEYS)
 
 
 def is_experiment(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping has keys that only experiments have, and none that only runner files have."""
+    """Return True if a mapping has keys that only experiments have, and none that only runner files have."""
     return any(key in data for key in _EXPERIMENT_KEYS) and not any(key in data for key in RUNNER_KEYS)
 
 

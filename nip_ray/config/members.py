@@ -124,7 +124,7 @@ def _describable(key: Key) -> bool:
 
 
 def _takes(key: Key, value: Any) -> bool:
-    """Whether a config may say so."""
+    """Return True if a config may say so."""
     try:
         annotation: Any = Annotated[key.annotation, Field(**key.bounds)]
         TypeAdapter(annotation).validate_json(to_json(value, inf_nan_mode="constants"), strict=True)

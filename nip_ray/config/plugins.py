@@ -117,7 +117,7 @@ def _named(data: Mapping[str, Any], kind: type) -> Iterator[tuple[Any, tuple[typ
 
 
 def is_plugin_file(module: str) -> bool:
-    """Whether a module of this name came from a plugin file, so that no other process can import it by name."""
+    """Return True if a module of this name came from a plugin file, so that no other process can import it by name."""
     return module.startswith(_PREFIX)
 
 

@@ -227,7 +227,7 @@ def clipped_surrogate(
 
 
 def is_ppo(settings: TokenTrainingSettings, surrogate: Surrogate) -> bool:
-    """Whether the loss on drawn tokens is that of PPO with a ratio for each, and nothing else."""
+    """Return True if the loss on drawn tokens is that of PPO with a ratio for each, and nothing else."""
     ratio = settings.ratio if surrogate is clipped_surrogate and isinstance(settings, RatioClipSettings) else None
     return ratio == "token" and not settings.kl_coefficient
 

@@ -64,7 +64,7 @@ class BatchedPlay:
 
     @property
     def finished(self) -> bool:
-        """Whether every copy has ended."""
+        """True if every copy has ended."""
         return self.round >= self.protocol.max_rounds or bool(self.state.ended_B.all())
 
     def turn_B(self, agent: str) -> Tensor:

@@ -247,7 +247,7 @@ class LanguageScenario(ABC):
 
     @cached_property
     def fences(self) -> bool:
-        """Whether what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed list of words."""
+        """True if what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed list of words."""
         return not self.words
 
     def fenced_chat(self, dialogue: Dialogue, agent: str) -> Chat:
@@ -289,7 +289,7 @@ class LanguageScenario(ABC):
 
 @lru_cache(maxsize=256)
 def _hears(orders: tuple[tuple[tuple[tuple[str, str], ...], ...], ...], max_rounds: int, agent: str, sees: tuple[str, ...]) -> bool:
-    """Whether another agent can write what `agent` sees before a turn of its own. orders: `Protocol.turns`."""
+    """Return True if another agent can write what `agent` sees before a turn of its own. orders: `Protocol.turns`."""
     for order in orders:
         rounds = [order[r % len(order)] for r in range(max_rounds)]
         last = max((r for r, turns in enumerate(rounds) if any(speaker == agent for speaker, _ in turns)), default=0)

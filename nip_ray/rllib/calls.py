@@ -122,7 +122,7 @@ def _refuse_lost(learners: Sequence[Any]) -> None:
 
 
 def _is_lost(actor: Any) -> bool:
-    """Whether the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
+    """Return True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
     try:
         ray.get(actor.apply.remote(_alive), timeout=0.2)
     except RayActorError:

@@ -373,7 +373,7 @@ class DQNLearner(ProtocolLearner):
 
     @torch.no_grad()
     def _draws(self, role: str) -> bool:
-        """Whether the network of `role` draws random numbers while it learns."""
+        """Return True if the network of `role` draws random numbers while it learns."""
         if role not in self._draw:
             rows = self.replay[role].ring.read(torch.arange(2) % self.replay[role].size)
             before = torch.get_rng_state()

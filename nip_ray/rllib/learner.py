@@ -460,7 +460,7 @@ def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: 
 
 
 def all_taught(rows: AgentRows) -> bool:
-    """Whether all these turns were found by a search."""
+    """Return True if all these turns were found by a search."""
     return rows.taught_NFS is not None and bool(taught_turns(rows.taught_NFS).all())
 
 

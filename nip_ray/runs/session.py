@@ -65,7 +65,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether all iterations are done."""
+        """True if all iterations are done."""
         return self.iteration >= self.config.iterations
 
     @property

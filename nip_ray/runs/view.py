@@ -140,8 +140,9 @@ class RunsPage:
     def _listing(self, query: Query) -> Answer:
         runs = self._look()
         shown = []
-        for run in runs.values():  # place: by which it is asked for; all other texts are for reading. talks: whether it has transcripts
-            texts = {key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in run.record().items()}
+        for run in runs.values():  # place: by which it is asked for; all other texts are for reading
+            record = run.record()
+            texts = {key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in record.items()}
             texts |= {"label": visible(run.place), "about": visible(short(run.about, 300)), "place": run.place}
             del texts["path"]
             shown.append({**texts, "talks": any((run.path / "transcripts").glob("*.jsonl"))})
@@ -247,8 +248,11 @@ def _kept_rows(path: Path, mark: tuple[int, int]) -> Sequence[Row]:
 def _curve(rows: Sequence[Row], metric: str, by_time: bool) -> tuple[list[float], list[float]]:
     """(x, values) of the rows that have the metric, thinned; the newest is always among them."""
     if by_time:  # an iteration with its evaluation and checkpoint; of language models all parts together
-        parts = (_PHASES if _PHASES[0] in row else [key for key in row if key.startswith("time/") and key.endswith("_s")] for row in rows)
-        places = list(accumulate(sum(row.get(key, 0.0) for key in own) / 60 for row, own in zip(rows, parts, strict=True)))
+        minutes = []
+        for row in rows:
+            timed = [key for key in row if key.startswith("time/") and key.endswith("_s")]
+            minutes.append(sum(row.get(key, 0.0) for key in (_PHASES if _PHASES[0] in row else timed)) / 60)
+        places = list(accumulate(minutes))
     else:
         places = [row["iteration"] for row in rows]
     points = [(x, row[metric]) for x, row in zip(places, rows, strict=True) if metric in row]
