@@ -88,7 +88,7 @@ def exit_with(message: str, code: int) -> typer.Exit:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run's config is there."""
+    """Return True if a run's config is there."""
     return (folder / "config.yaml").is_file()
 
 

@@ -52,7 +52,10 @@ def keys_of(kind: type) -> Mapping[str, Key]:
         for name, info in kind.model_fields.items():
             default = info.get_default(call_default_factory=True)
             meaning = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
-            made[name] = Key(name, info.annotation, default, info.description or "", _merge(info.metadata), meaning)
+            limits = (*_BOUNDS, "min_length", "max_length", "pattern")
+            stated = [(limit, getattr(m, limit, None)) for m in info.metadata for limit in limits]
+            bounds = {limit: value for limit, value in stated if value is not None}
+            made[name] = Key(name, info.annotation, default, info.description or "", bounds, meaning)
         return made
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -175,11 +178,6 @@ def suggest(name: str, valid: Sequence[str], path: str = "", kind: type | None =
 def _same_place(pattern: str, path: str) -> bool:
     ours, theirs = pattern.split("."), path.split(".")
     return len(ours) == len(theirs) and all(a == b or a.startswith("<") for a, b in zip(ours, theirs, strict=True))
-
-
-def _merge(metadata: Sequence[Any]) -> dict[str, Any]:
-    names = (*_BOUNDS, "min_length", "max_length", "pattern")
-    return {name: getattr(m, name) for m in metadata for name in names if getattr(m, name, None) is not None}
 
 
 def _words(annotation: Any, bounds: Mapping[str, Any]) -> str:

@@ -27,11 +27,8 @@ def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
 
 
 def learns(agent: AgentSettings) -> bool:
-    """Whether training changes anything of an agent with these settings."""
+    """Return True if training changes anything of an agent with these settings."""
     return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
-
-
-# ---------------------------------------------------------------------------------------------------------- algorithms
 
 
 def own_settings(config: ExperimentConfig) -> Iterator[str]:
@@ -102,14 +99,6 @@ def dqn(config: ExperimentConfig) -> Iterator[str]:
         yield "evaluation.sampled: dqn values moves and draws none, set it to false (greedy play is examined)"
     if config.play.num_copies != PlaySettings().num_copies:
         yield "play.num_copies: dqn has no use for it (algorithm.roles.<role>.rollout_size says how many are played), leave it out"
-    yield from _dqn_roles(config, rule)
-    known = playing(config)
-    if known is not None:
-        for role in value_learners(config, known):
-            yield from _dqn_role(config, rule, role)
-
-
-def _dqn_roles(config: ExperimentConfig, rule: DQNSettings) -> Iterator[str]:
     for role in dict.fromkeys(rule.trained_roles):
         if (fault := stranger(config, role)) is not None:
             yield f"algorithm.trained_roles: {role} is {fault}"
@@ -118,6 +107,10 @@ def _dqn_roles(config: ExperimentConfig, rule: DQNSettings) -> Iterator[str]:
     for role in rule.roles:
         if role != DEFAULT and (fault := stranger(config, role)) is not None:
             yield f"algorithm.roles.{role}: {fault}"
+    known = playing(config)
+    if known is not None:
+        for role in value_learners(config, known):
+            yield from _dqn_role(config, rule, role)
 
 
 def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterator[str]:
@@ -140,9 +133,6 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
             yield f"scenario.{key}: got {value}, but dqn is for agents whose turn is one symbol, use {most}"
 
 
-# ----------------------------------------------------------------------------------------------------------- schedules
-
-
 def schedules(config: ExperimentConfig) -> Iterator[str]:
     """Schedules are complete, are for agents that learn, and let them learn."""
     for agent, schedule in config.schedules.items():
@@ -157,9 +147,6 @@ def schedules(config: ExperimentConfig) -> Iterator[str]:
         elif not faults and not any(is_updated(schedule, i) for i in range(min(config.iterations, schedule.period or 1))):
             within = f" within {config.iterations} iterations" if config.iterations < (schedule.period or 1) else ""
             yield f"{key}: {agent} would never learn{within}, give it iterations, or a learning-rate factor of 0 instead of a schedule"
-
-
-# ------------------------------------------------------------------------------------------- first weights, pretraining
 
 
 def first_weights(config: ExperimentConfig) -> Iterator[str]:

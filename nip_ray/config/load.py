@@ -194,13 +194,13 @@ def text_names() -> dict[str, list[str]]:
 
 
 def is_runner(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
+    """Return True if a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
     found = any(key in data for key in RUNNER_KEYS) or isinstance(data.get("learners"), list)
     return found and not any(key in data for key in _EXPERIMENT_KEYS)
 
 
 def is_experiment(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping has keys that only experiments have, and none that only runner files have."""
+    """Return True if a mapping has keys that only experiments have, and none that only runner files have."""
     return any(key in data for key in _EXPERIMENT_KEYS) and not any(key in data for key in RUNNER_KEYS)
 
 
@@ -210,7 +210,10 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
     stored: by an earlier version, perhaps: keys that are gone since are dropped, whatever they say.
     Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the format is newer.
     """
-    _check_format(data)
+    version = data.get("format_version", FORMAT_VERSION)
+    if type(version) is int and version > FORMAT_VERSION:
+        known = f"this nip_ray knows formats up to {FORMAT_VERSION}"
+        raise UserError(f"format_version: got {version}, and {known}; use a newer one")
     kind = kind_of(data)
     refuse_other_players(data, kind)
     data = in_own_words(without_gone(data, stored=stored), kind)
@@ -224,12 +227,6 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
     except pydantic_core.ValidationError as error:
         faults = dict.fromkeys(fault_text(detail, kind) for detail in error.errors(include_url=False))
         raise UserError(*faults) from None
-
-
-def _check_format(data: Mapping[str, Any]) -> None:
-    version = data.get("format_version", FORMAT_VERSION)
-    if type(version) is int and version > FORMAT_VERSION:
-        raise UserError(f"format_version: got {version}, and this nip_ray knows formats up to {FORMAT_VERSION}; use a newer one")
 
 
 def config_to_yaml(config: AnyConfig) -> str:

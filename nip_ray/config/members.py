@@ -90,9 +90,6 @@ def _rebuild(part: Part) -> None:
     keys_of.cache_clear()
 
 
-# --------------------------------------------------------------------------------------------------------------- faults
-
-
 def _class_faults(settings: Any) -> Iterator[str]:
     """What every settings class of a union has."""
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
@@ -127,7 +124,7 @@ def _describable(key: Key) -> bool:
 
 
 def _takes(key: Key, value: Any) -> bool:
-    """Whether a config may say so."""
+    """Return True if a config may say so."""
     try:
         annotation: Any = Annotated[key.annotation, Field(**key.bounds)]
         TypeAdapter(annotation).validate_json(to_json(value, inf_nan_mode="constants"), strict=True)

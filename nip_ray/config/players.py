@@ -25,7 +25,7 @@ def playing(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...] 
 
 
 def without_verifier(config: ExperimentConfig | TextExperimentConfig) -> bool:
-    """Whether the protocol is known to be a game without a verifier."""
+    """Return True if the protocol is known to be a game without a verifier."""
     return config.protocol.name in PROTOCOLS and table_of(config.protocol.name, config.protocol).verifier is None
 
 

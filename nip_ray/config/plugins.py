@@ -45,7 +45,10 @@ def import_plugins(plugins: Iterable[str]) -> None:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"plugins: {plugin!r} cannot be imported{_where(error)}: {type(error).__name__}: {error}") from error
+            frames = walk_tb(error.__traceback__)
+            lines = [line for frame, line in frames if is_plugin_file(frame.f_globals.get("__name__", ""))]
+            where = f" (line {lines[-1]})" if lines else ""  # the last of a plugin's file that was run
+            raise UserError(f"plugins: {plugin!r} cannot be imported{where}: {type(error).__name__}: {error}") from error
 
 
 def code_in(data: Mapping[str, Any]) -> list[str]:
@@ -92,12 +95,6 @@ def _kept() -> set[str]:
         return set()
 
 
-def _where(error: Exception) -> str:
-    """The last line of a plugin's file that was run (nothing where none was)."""
-    lines = [line for frame, line in walk_tb(error.__traceback__) if is_plugin_file(frame.f_globals.get("__name__", ""))]
-    return f" (line {lines[-1]})" if lines else ""
-
-
 def import_needed(data: Any, kind: type) -> None:
     """Import the plugins that a config of class `kind`, as plain data, asks for, where it names a member of a union that is not known yet.
 
@@ -120,7 +117,7 @@ def _named(data: Mapping[str, Any], kind: type) -> Iterator[tuple[Any, tuple[typ
 
 
 def is_plugin_file(module: str) -> bool:
-    """Whether a module of this name came from a plugin file, so that no other process can import it by name."""
+    """Return True if a module of this name came from a plugin file, so that no other process can import it by name."""
     return module.startswith(_PREFIX)
 
 

@@ -127,9 +127,6 @@ def _turns_that_never_pay(protocol: ProtocolSettings, table: Protocol) -> Iterat
         yield f"protocol: {', '.join(keys)} without effect, since in {table.name} the verifier has one turn, its last, which is not priced"
 
 
-# ------------------------------------------------------------------------------------------------------------ protocol
-
-
 def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     """It must ship or come from a plugin, and be at home in the scenario."""
     name, scenario = config.protocol.name, config.scenario.name
@@ -284,9 +281,6 @@ def games(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
         yield f"protocol.name: got {name}, but {scenario.game} is played under {own}"
 
 
-# -------------------------------------------------------------------------------------------------------------- agents
-
-
 def agent_names(config: ExperimentConfig) -> Iterator[str]:
     """Settings are for agents that play."""
     known = playing(config)
@@ -329,9 +323,6 @@ def manual_agents(config: ExperimentConfig) -> Iterator[str]:
             yield f"scenario.message_size: got {scenario.message_size}, but manual agents ({source}) name one node at a time, use 1"
         if scenario.linear_symbols:
             yield f"scenario.linear_symbols: got {scenario.linear_symbols}, but manual agents ({source}) send none, use 0"
-
-
-# ------------------------------------------------------------------------------------------------------------ learning
 
 
 def minibatches(config: ExperimentConfig) -> Iterator[str]:

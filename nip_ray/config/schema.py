@@ -46,10 +46,17 @@ def config_schema() -> dict[str, Any]:
     of its other values may be a search space)."""
     kinds = (ExperimentConfig, TextExperimentConfig, RunnerSettings, SweepSettings)
     parts = TypeAdapter.json_schemas([(kind.__name__, "validation", TypeAdapter(kind)) for kind in kinds])[1]["$defs"]
-    for kind in (*kinds, LearnerSettings):
-        _default_members_only(parts, kind)
+    for key in [key for kind in (*kinds, LearnerSettings) for key in keys_of(kind).values()]:
+        # a member of a union needs its `name`, unless it is the default one: the same as the loader does
+        members = branches(value_annotation(key.annotation) or key.annotation)
+        for member in members if len(members) > 1 else ():
+            if member is not type(key.default):
+                parts[member.__name__]["required"] = ["name"]
     _without_titles_of_keys(parts)
-    of_language_models = [{"properties": {key: _named(names)}, "required": [key]} for key, names in text_names().items()]
+    of_language_models = []
+    for key, names in text_names().items():
+        named = {"type": "object", "properties": {"name": {"enum": names}}, "required": ["name"]}
+        of_language_models.append({"properties": {key: named}, "required": [key]})
     top = {key: {} for kind in (ExperimentConfig, TextExperimentConfig) for key in keys_of(kind)}
     sweep = {"type": "object", "properties": {"sweep": _part(SweepSettings), **top}, "additionalProperties": False}
     experiment = {"if": {"anyOf": of_language_models}, "then": _part(TextExperimentConfig), "else": _part(ExperimentConfig)}
@@ -77,10 +84,6 @@ def _part(kind: type) -> dict[str, Any]:
 
 def _has_any(keys: Iterable[str]) -> dict[str, Any]:
     return {"anyOf": [{"required": [key]} for key in keys]}
-
-
-def _named(names: list[str]) -> dict[str, Any]:
-    return {"type": "object", "properties": {"name": {"enum": names}}, "required": ["name"]}
 
 
 def configuration_markdown() -> str:
@@ -140,15 +143,6 @@ def _yaml(value: Any) -> str:
     if isinstance(plain, dict):  # of settings that are told apart by name
         plain = {key: {"name": tag_of(type(member))} for key, member in plain.items()}
     return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=1000).removesuffix("\n...\n").strip()
-
-
-def _default_members_only(parts: dict[str, Any], kind: type) -> None:
-    """A member of a union needs its `name`, unless it is the default one: the same as the loader does."""
-    for key in keys_of(kind).values():
-        members = branches(value_annotation(key.annotation) or key.annotation)
-        for member in members if len(members) > 1 else ():
-            if member is not type(key.default):
-                parts[member.__name__]["required"] = ["name"]
 
 
 def _without_titles_of_keys(node: Any) -> None:

@@ -62,7 +62,7 @@ def fine_tuning_rule(config: TextExperimentConfig) -> TextTrainingSettings:
 
 
 def learns_from_tokens(config: TextExperimentConfig) -> bool:
-    """Whether agents learn in this process from the tokens that they wrote, not by fine-tuning jobs."""
+    """Return True if agents learn in this process from the tokens that they wrote, not by fine-tuning jobs."""
     return isinstance(config.algorithm, TokenTrainingSettings)
 
 

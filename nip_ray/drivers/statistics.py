@@ -58,18 +58,15 @@ class EpisodeStatistics:
         over = ended(transition.terminated, transition.truncated)
         if over.any():
             places = np.flatnonzero(over if valid is None else over & valid)
-            self._finish(places)
+            self.episodes += len(places)
+            self.finished += zip(places.tolist(), self.return_B[places].tolist(), self.length_B[places].tolist(), strict=True)
+            self.return_B[places] = 0
+            self.length_B[places] = 0
+            for player, running_B in self.player_return_B.items():
+                self.player_finished.setdefault(player, []).extend(running_B[places].tolist())
+                running_B[places] = 0
             for tag, value_B in transition.infos.get("outcomes", {}).items():
                 self.outcomes.setdefault(tag, []).extend(value_B[places][~np.isnan(value_B[places])].tolist())
-
-    def _finish(self, places: np.ndarray) -> None:
-        self.episodes += len(places)
-        self.finished += zip(places.tolist(), self.return_B[places].tolist(), self.length_B[places].tolist(), strict=True)
-        self.return_B[places] = 0
-        self.length_B[places] = 0
-        for player, running_B in self.player_return_B.items():
-            self.player_finished.setdefault(player, []).extend(running_B[places].tolist())
-            running_B[places] = 0
 
     def take(self) -> dict[str, float]:
         """Metrics since the last call; what is about episodes is left out where none ended."""

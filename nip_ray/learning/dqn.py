@@ -129,7 +129,7 @@ def td_loss(q_N: Tensor, target_N: Tensor, settings: DQNSettings, weight_N: Tens
 
 
 def target_is_due(settings: DQNRoleSettings, step: int) -> bool:
-    """Whether the target network moves before gradient step `step` (from 0, where it always does)."""
+    """Return True if the target network moves before gradient step `step` (from 0, where it always does)."""
     return step % settings.target_interval == 0
 
 

@@ -56,7 +56,10 @@ class FlatOptimizer:
         chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
         self.inner: torch.optim.Optimizer | None = None
         if chosen:  # one optimizer alone may see these groups: it writes its defaults into them
-            self.inner = (build or (_descent if plain else _adam))(chosen)
+            if build is not None:
+                self.inner = build(chosen)
+            else:
+                self.inner = torch.optim.SGD(chosen) if plain else torch.optim.Adam(chosen, eps=1e-5, fused=True)
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Take one gradient per entry of `parameters` (None: zero)."""
@@ -104,14 +107,6 @@ def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) 
         for gradient in gradients:
             gradient.mul_(scale)
     return norm
-
-
-def _descent(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups)
-
-
-def _adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, eps=1e-5, fused=True)
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, gener
     chosen_K = torch.randperm(like.numel(), generator=generator, device=generator.device)[:rank].to(like.device)
     if not len(chosen_K):
         return lambda v: v / damping
-    rows_KP = torch.stack([hvp(_unit(like, index)) for index in chosen_K])
+    rows_KP = torch.stack([hvp(torch.zeros_like(like).index_fill_(0, index, 1.0)) for index in chosen_K])
     poison = 0.0 * rows_KP.sum()  # 0, or not a number, in which case the decompositions below would raise
     rows_KP = torch.nan_to_num(rows_KP, posinf=0.0, neginf=0.0).double()
     cross_KK = rows_KP[:, chosen_K]
@@ -109,7 +109,3 @@ def inverse_hessian(settings: StackelbergSettings, hvp: Product, like: Tensor, g
     if settings.ihvp == "neumann":
         return lambda v: neumann(hvp, v, settings.ihvp_num_iterations, damping, settings.ihvp_neumann_scale)
     return lambda v: conjugate_gradient(hvp, v, settings.ihvp_num_iterations, damping)
-
-
-def _unit(like: Tensor, index: Tensor) -> Tensor:
-    return torch.zeros_like(like).index_fill_(0, index, 1.0)

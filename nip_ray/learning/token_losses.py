@@ -31,9 +31,6 @@ _TAKEN |= {"return", "groups_equal", "groups_alone"}  # of an agent, after whom 
 _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are divided
 
 
-# ----------------------------------------------------------------------------------------------------------- advantages
-
-
 @dataclass(frozen=True)
 class Advantages:
     """advantage_N: of each turn. num_groups: groups of turns that were compared with each other; of these num_alone have a single turn, and
@@ -140,9 +137,6 @@ def role_advantages(
     return torch.tensor(advantages, dtype=return_N.dtype), new
 
 
-# ----------------------------------------------------------------------------------------------------------------- loss
-
-
 @dataclass(frozen=True)
 class LossFigures:
     """What part of a minibatch says of the step. sums: name -> sum over its tokens (`tokens`: their number; `loss`: its share of the loss).
@@ -233,7 +227,7 @@ def clipped_surrogate(
 
 
 def is_ppo(settings: TokenTrainingSettings, surrogate: Surrogate) -> bool:
-    """Whether the loss on drawn tokens is that of PPO with a ratio for each, and nothing else."""
+    """Return True if the loss on drawn tokens is that of PPO with a ratio for each, and nothing else."""
     ratio = settings.ratio if surrogate is clipped_surrogate and isinstance(settings, RatioClipSettings) else None
     return ratio == "token" and not settings.kl_coefficient
 

@@ -9,6 +9,7 @@ Source: Xu et al., "How Powerful are Graph Neural Networks?", ICLR 2019, equatio
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -58,7 +59,9 @@ def run_gins(gins: Sequence[Gin], x_SMVF: Tensor, adjacency_MVV: Tensor, node_ma
     """
     activation = FUNCTIONS[gins[0].activation]
     num_streams, num_graphs, num_nodes, num_features = x_SMVF.shape
-    weights, copies = list(_stacked(gins)), len(gins) * num_streams
+    lists, copies = [list(gin.parameters()) for gin in gins], len(gins) * num_streams
+    # encode weight, encode bias, then four tensors a layer, each with a leading axis K
+    weights = [one.unsqueeze(0) for one in lists[0]] if len(gins) == 1 else list(_Stack.apply(len(gins), *chain(*lists)))
     flat = x_SMVF.reshape(1, -1, num_features).expand(len(gins), -1, -1)
     h = torch.baddbmm(weights[1].unsqueeze(1), flat, weights[0].transpose(1, 2))
     around = adjacency_MVV + torch.diag_embed(node_mask_MV1.squeeze(-1))  # a node and its neighbours; nobody's are padded ones
@@ -68,11 +71,3 @@ def run_gins(gins: Sequence[Gin], x_SMVF: Tensor, adjacency_MVV: Tensor, node_ma
         h = activation(torch.baddbmm(first_bias.unsqueeze(1), h, first_weight.transpose(1, 2)))
         h = torch.baddbmm(second_bias.unsqueeze(1), h, second_weight.transpose(1, 2))
     return h.view(len(gins), num_streams, num_graphs, num_nodes, -1) * node_mask_MV1
-
-
-def _stacked(gins: Sequence[Gin]) -> Sequence[Tensor]:
-    """encode weight, encode bias, then four tensors a layer, each with a leading axis K."""
-    lists = [list(gin.parameters()) for gin in gins]
-    if len(lists) == 1:
-        return [parameter.unsqueeze(0) for parameter in lists[0]]
-    return _Stack.apply(len(lists), *(parameter for parameters in lists for parameter in parameters))

@@ -43,7 +43,7 @@ _FEW_ROWS = 1024
 
 
 def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
-    """Whether `kernels` (auto, native or torch) means those of this file here. agents: their settings, see `fits`.
+    """Return True if `kernels` (auto, native or torch) means those of this file here. agents: their settings, see `fits`.
 
     Raises UserError where native ones are asked for and cannot be had.
     """
@@ -66,12 +66,12 @@ def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
 
 
 def fits(settings: Any) -> bool:
-    """Whether networks of these settings have the widths that the kernels ask for (an agent's, see `GraphAgentSettings`)."""
+    """Return True if networks of these settings have the widths that the kernels ask for (an agent's, see `GraphAgentSettings`)."""
     return all(getattr(settings, width) % _WIDTH == 0 for width in _WIDTHS) and settings.d_transformer % settings.num_heads == 0
 
 
 def can_run(*tensors: Tensor) -> bool:
-    """Whether these are on the CPU and in single precision."""
+    """Return True if these are on the CPU and in single precision."""
     return all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
 
 
@@ -317,7 +317,7 @@ def _made(compiler: Sequence[str]) -> ctypes.CDLL:
 
 
 def _compile(compiler: Sequence[str], command: Sequence[str], path: Path, threads: Path | None = None) -> bool:
-    """Whether it could be done; without `threads`, torch's OpenMP library, UserError says why not."""
+    """Return True if it could be done; without `threads`, torch's OpenMP library, UserError says why not."""
     with tempfile.TemporaryDirectory(dir=path.parent) as aside:
         made, parts = Path(aside) / path.name, {source: Path(aside) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.cpp"))}
         steps = [[*command, "-c", str(source), "-o", str(part)] for source, part in parts.items()]

@@ -44,9 +44,6 @@ def check_scenario(scenario: Scenario) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------ instances
-
-
 def _table_faults(scenario: Scenario) -> Iterator[str]:
     """Splits, labels and groups."""
     if not isinstance(getattr(scenario, "name", None), str):
@@ -70,9 +67,6 @@ def _table_faults(scenario: Scenario) -> Iterator[str]:
             yield f"group_I()[{name!r}] must be (I,) integers"
     if scenario.num_symbols < 1 or scenario.message_size < 1 or scenario.linear_symbols < 0:
         yield "num_symbols and message_size must be at least 1, linear_symbols at least 0"
-
-
-# --------------------------------------------------------------------------------------------------------- observations
 
 
 def _sample(scenario: Scenario) -> tuple[Tensor, Dialogue, Tensor, Tensor]:
@@ -153,9 +147,6 @@ def _different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[s
     return [key for key in one.keys() | other.keys() if key not in one or key not in other or not torch.equal(one[key], other[key])]
 
 
-# ------------------------------------------------------------------------------------------------------------- networks
-
-
 def _network_faults(scenario: Scenario) -> Iterator[str]:
     """Seeds, shapes and parameter groups."""
     for agent in scenario.protocol.agents:
@@ -192,15 +183,13 @@ def _network_faults(scenario: Scenario) -> Iterator[str]:
                     yield f"the network of {agent!r} does not read what it is told of the episode's role: the observation `told`"
 
 
-# ----------------------------------------------------------------------------------------------------------------- play
-
-
 def _play_faults(scenario: Scenario) -> Iterator[str]:
     """Whole episodes, forwards and backwards."""
     networks: dict[str, Any] = {agent: scenario.build_agent(agent, stable_seed(3, agent)).eval() for agent in scenario.protocol.agents}
     rollout = _played(scenario, networks)
     for name in ("main", "decision_BRA", "reward_BRA"):
-        one, again = (_part(played, name) for played in (rollout, _played(scenario, networks)))
+        both = (rollout, _played(scenario, networks))
+        one, again = (played.dialogue.main if name == "main" else getattr(played, name) for played in both)
         if not torch.equal(one, again):
             yield f"the same networks, instances and seeds play different games ({name})"
     if not bool(rollout.reward_BRA.isfinite().all()):
@@ -229,10 +218,6 @@ def _played(scenario: Scenario, networks: Mapping[str, nn.Module]) -> Rollout:
     return play_rollout(
         BatchedPlay(scenario), networks, ids, episode_seeds(stable_seed(5, "conformance"), 0, _COPIES), generator(5, "conformance")
     )
-
-
-def _part(rollout: Rollout, name: str) -> Tensor:
-    return rollout.dialogue.main if name == "main" else getattr(rollout, name)
 
 
 def _answer_faults(scenario: Scenario, agent: str, policy: Policy, value_N: Tensor, count: int) -> Iterator[str]:

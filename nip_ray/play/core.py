@@ -22,7 +22,6 @@ from nip_ray.protocols import (
     ACCEPT,
     NUM_SEEDS,
     REJECT,
-    Judgement,
     Protocol,
     ProtocolState,
     StepOutcome,
@@ -65,7 +64,7 @@ class BatchedPlay:
 
     @property
     def finished(self) -> bool:
-        """Whether every copy has ended."""
+        """True if every copy has ended."""
         return self.round >= self.protocol.max_rounds or bool(self.state.ended_B.all())
 
     def turn_B(self, agent: str) -> Tensor:
@@ -101,7 +100,14 @@ class BatchedPlay:
             if agent in self.protocol.deciders:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
         self.decision_BRA[:, self.round] = decision_BA
-        rest = self._judged(), similarity_B, grade_BM, drawn, self._error()
+        judged, error_B, said = None, None, Dialogue(self.main_BRACM, self.linear_BRACM)
+        if self.protocol.verifier is None and self.scenario.rules is not None:
+            self.position, judged = self.scenario.rules.advance(self.position, self.main_BRACM[:, self.round])
+        elif self.protocol.verifier is None:
+            judged = self.scenario.judge(self.id_B, said, self.state.round_B, self.state.seed_B)
+        if self.protocol.payment.per_error and self.round >= self.protocol.min_rounds - 1:  # a round that may be the last
+            error_B = self.scenario.estimate_error(self.id_B, said)
+        rest = judged, similarity_B, grade_BM, drawn, error_B
         if pay_BMD is not None and self.round >= self.protocol.min_rounds - 1:
             self._pay_of_each(decision_BA, pay_BMD, *rest)
         self.state, outcome = step(self.protocol, self.state, decision_BA, *rest)
@@ -141,21 +147,6 @@ class BatchedPlay:
             vote_BM=verdict_of(self.state.vote_BM) if self.protocol.panel else None,
             **more,
         )
-
-    def _error(self) -> Tensor | None:
-        """What the scenario finds wrong in the estimates, in rounds that may be the last."""
-        if not self.protocol.payment.per_error or self.round < self.protocol.min_rounds - 1:
-            return None
-        return self.scenario.estimate_error(self.id_B, Dialogue(self.main_BRACM, self.linear_BRACM))
-
-    def _judged(self) -> Judgement | None:
-        if self.protocol.verifier is not None:
-            return None
-        if self.scenario.rules is not None:
-            self.position, judged = self.scenario.rules.advance(self.position, self.main_BRACM[:, self.round])
-            return judged
-        said = Dialogue(self.main_BRACM, self.linear_BRACM)
-        return self.scenario.judge(self.id_B, said, self.state.round_B, self.state.seed_B)
 
     def _active(self) -> Tensor:
         closed_BA = self.state.ended_B[:, None] | self.state.agent_done_BA

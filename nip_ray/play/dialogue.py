@@ -91,7 +91,6 @@ class InvalidReply(Exception):
     """A reply that cannot be read, with the reason; the agent is asked again."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # The form of chats: what providers and chat templates accept, and the reasoning that models write before a reply.
 #
 # - scenarios write a chat as it happened: the system prompt, replies, what others said, notices as system messages wherever they fall.
@@ -144,7 +143,8 @@ def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
         return shaped
     merged: Chat = []
     for message in map(_with_name_in_text, shaped):
-        if merged and _joins(merged[-1]["role"], message["role"], shape):
+        before = merged[-1]["role"] if merged else ""
+        if message["role"] == "user" and (before == "user" or (before == "system" and shape == "no_system")):
             merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n\n{message['content']}"}
         else:
             merged.append(message)
@@ -180,16 +180,11 @@ def _before_reply(shaped: "Chat") -> None:
         shaped.append({"role": "user", "content": GO_ON if any(message["role"] == "assistant" for message in shaped) else START})
 
 
-def _joins(before: str, role: str, shape: Shape) -> bool:
-    return role == "user" and (before == "user" or (before == "system" and shape == "no_system"))
-
-
 def _with_name_in_text(message: "Message") -> "Message":
     name = message.get("name")
     return {"role": message["role"], "content": f"{name}: {message['content']}" if name else message["content"]}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # What is asked of a scenario that language models play.
 
 Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
@@ -252,7 +247,7 @@ class LanguageScenario(ABC):
 
     @cached_property
     def fences(self) -> bool:
-        """Whether what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed list of words."""
+        """True if what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed list of words."""
         return not self.words
 
     def fenced_chat(self, dialogue: Dialogue, agent: str) -> Chat:
@@ -294,7 +289,7 @@ class LanguageScenario(ABC):
 
 @lru_cache(maxsize=256)
 def _hears(orders: tuple[tuple[tuple[tuple[str, str], ...], ...], ...], max_rounds: int, agent: str, sees: tuple[str, ...]) -> bool:
-    """Whether another agent can write what `agent` sees before a turn of its own. orders: `Protocol.turns`."""
+    """Return True if another agent can write what `agent` sees before a turn of its own. orders: `Protocol.turns`."""
     for order in orders:
         rounds = [order[r % len(order)] for r in range(max_rounds)]
         last = max((r for r, turns in enumerate(rounds) if any(speaker == agent for speaker, _ in turns)), default=0)
@@ -309,7 +304,6 @@ def stance_in(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> int
     return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Dialogues as JSON: records, from which a dialogue can be rebuilt exactly.
 #
 # - a record holds the item's id and label, not its text: the data set has that. Rebuilding checks both.

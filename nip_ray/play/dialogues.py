@@ -28,7 +28,6 @@ from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario
 from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Panel, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
-# ---------------------------------------------------------------------------------------------------------------------
 # A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
 #
 # - payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every round, seed class, label
@@ -197,7 +196,6 @@ def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Playing.
 
 Path = tuple[int, ...]
@@ -270,7 +268,9 @@ def advance(scenario: LanguageScenario, dialogue: Dialogue, turns: Iterable[Turn
             rewards=(*dialogue.rewards, dict(rewards)),
             ended=over or len(dialogue.rounds) + 1 >= protocol.max_rounds,
         )
-    rules, stances, where = rulebook(protocol), _stances(scenario, dialogue), (len(dialogue.rounds), dialogue.seed, dialogue.item.y)
+    rules, where = rulebook(protocol), (len(dialogue.rounds), dialogue.seed, dialogue.item.y)
+    argued = ((agent, stance_in(scenario, dialogue, agent)) for agent in protocol.provers)
+    stances: Stances = tuple((agent, stance) for agent, stance in argued if stance is not None)
     if protocol.panel is None:
         decided = next((turn for turn in turns if turn.agent == protocol.verifier), None)
         given = (None, protocol.undecided) if decided is None else (decided.confidence, decided.decision)
@@ -300,18 +300,17 @@ def play_in_step(scenario: LanguageScenario, dialogues: Iterable[Dialogue], answ
     """
     held = list(dialogues)
     while any(not dialogue.ended for dialogue in held):
-        asked = [one for place, dialogue in enumerate(held) if not dialogue.ended for one in _questions(scenario, place, dialogue)]
+        asked: list[Question] = []
+        for place, dialogue in enumerate(held):
+            if not dialogue.ended:
+                speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
+                asked += [Question(place, dialogue, agent, scenario.fenced_chat(dialogue, agent)) for agent in speakers]
         spoken: dict[int, list[Turn]] = {}
         for one, turn in zip(asked, _ask_until_used(scenario, asked, answer), strict=True):
             spoken.setdefault(one.place, []).append(turn)
         for place, said in spoken.items():
             held[place] = advance(scenario, held[place], said)
     return held
-
-
-def _questions(scenario: LanguageScenario, place: int, dialogue: Dialogue) -> list[Question]:
-    speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
-    return [Question(place, dialogue, agent, scenario.fenced_chat(dialogue, agent)) for agent in speakers]
 
 
 def _ask_until_used(scenario: LanguageScenario, asked: list[Question], answer: AnswerAll) -> list[Turn]:
@@ -393,11 +392,6 @@ def encodable(text: str) -> str:
     return text
 
 
-def _stances(scenario: LanguageScenario, dialogue: Dialogue) -> Stances:
-    stances = ((agent, stance_in(scenario, dialogue, agent)) for agent in scenario.protocol.provers)
-    return tuple((agent, stance) for agent, stance in stances if stance is not None)
-
-
 Result = TypeVar("Result")
 
 
@@ -410,11 +404,8 @@ async def _together(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in waiting]
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
     return [task.result() for task in tasks]
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

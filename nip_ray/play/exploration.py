@@ -152,7 +152,11 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
     turn_BR = rollout.turn_BRA[:, :, index] & (seat.epsilon_B >= 0)[:, None]
     cut_B = rollout.cut_B if rollout.cut_B is not None and plan.bootstrap_cutoffs else torch.zeros_like(seat.epsilon_B, dtype=torch.bool)
     own = own_transitions(rollout.reward_BRA[:, :, index], turn_BR, rollout.length_B, ~cut_B, gamma)
-    obs, action_N = _in_order(seat, rollout.num_rounds)
+    # kept round by round, wanted in the order of copies, then rounds
+    copies, when, seen, moves = zip(*seat.kept, strict=True)
+    order_N = (torch.cat(copies) * rollout.num_rounds + torch.cat(when)).argsort()
+    obs = {name: torch.cat([part[name] for part in seen])[order_N] for name in seen[0]}
+    action_N = torch.cat(moves)[order_N]
     open_N = cut_B[own.copy_N] & (own.next_N < 0)  # last turns before a cut
     sees_N = open_N & play.protocol.would_act(agent, rollout.length_B, rollout.seed_B)[own.copy_N]
     after_obs, place_N = _after(play, agent, obs, own.next_N, own.copy_N, sees_N)
@@ -163,14 +167,6 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
     number_N = torch.where(kept_N, kept_N.cumsum(0) - 1, -1)
     next_N = torch.where(own.next_N < 0, -1, number_N[own.next_N.clamp_min(0)])[kept_N]
     return n_step_rows({name: part[kept_N] for name, part in rows.items()}, next_N, plan.n_step)
-
-
-def _in_order(seat: _Seat, rounds: int) -> tuple[dict[str, Tensor], Tensor]:
-    """What was kept round by round, in the order of copies, then rounds: observations, and moves (N,)."""
-    copies, when, seen, moves = zip(*seat.kept, strict=True)
-    order_N = (torch.cat(copies) * rounds + torch.cat(when)).argsort()
-    obs = {name: torch.cat([part[name] for part in seen])[order_N] for name in seen[0]}
-    return obs, torch.cat(moves)[order_N]
 
 
 def _after(

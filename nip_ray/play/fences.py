@@ -42,16 +42,13 @@ def fence_chat(chat: Sequence[Message], code: str, codes: Collection[str]) -> li
         if message["role"] == "assistant":
             fenced.append(message)
             continue
-        sender = NOTICE if message["role"] == "system" else _sender(message.get("name", ""))
+        word = re.sub(r"[\[\]\s]+", "_", message.get("name", ""))  # one word, and none of ours
+        sender = f"{word}_" if word in (NOTICE, UNNAMED) else word or UNNAMED
+        if message["role"] == "system":
+            sender = NOTICE
         text = _LIKE_A_FENCE.sub("> ", hidden.sub(REMOVED, message["content"]))
         fenced.append({"role": message["role"], "content": f"[{sender} {code}]\n{text}"})
     return fenced
-
-
-def _sender(name: str) -> str:
-    """A name that is one word, and none of ours."""
-    word = re.sub(r"[\[\]\s]+", "_", name)
-    return f"{word}_" if word in (NOTICE, UNNAMED) else word or UNNAMED
 
 
 def _meaning(code: str) -> str:

@@ -59,7 +59,12 @@ class Lookahead:
         if not bool(searched_B.any()):
             return {}
         copy_K, *option_AK = (valid_BX & searched_B.view(-1, *[1] * (valid_BX.dim() - 1))).nonzero(as_tuple=True)
-        said_KACM = self._said(play, asked)[copy_K]
+        said_BACM = torch.full_like(play.main_BRACM[:, play.round], -1)
+        for agent, (copy_N, policy) in asked.items():  # the likeliest messages: what others draw nobody can know yet
+            own_NACM = said_BACM[copy_N]
+            self._write(play, agent, own_NACM, policy.sample(None)["message"])
+            said_BACM[copy_N] = own_NACM
+        said_KACM = said_BACM[copy_K]  # `_pay` leaves out silent channels
         for agent, option_K in zip(speakers, option_AK, strict=True):
             self._write(play, agent, said_KACM, options[agent].message_BCF[copy_K, option_K])
         pay_KA = self._pay(play, players, copy_K, said_KACM)
@@ -86,15 +91,6 @@ class Lookahead:
         searches_B = torch.zeros_like(valid_BC[:, 0])
         message_BCF[copy_N], valid_BC[copy_N], searches_B[copy_N] = message_NCF, valid_NC, searches_N
         return _Options(message_BCF, valid_BC, searches_B)
-
-    def _said(self, play: BatchedPlay, asked: Asked) -> Tensor:
-        """(B, A, C, M): this round's likeliest messages (what others draw nobody can know yet); `_pay` leaves out silent channels."""
-        said_BACM = torch.full_like(play.main_BRACM[:, play.round], -1)
-        for agent, (copy_N, policy) in asked.items():
-            own_NACM = said_BACM[copy_N]
-            self._write(play, agent, own_NACM, policy.sample(None)["message"])
-            said_BACM[copy_N] = own_NACM
-        return said_BACM
 
     def _write(self, play: BatchedPlay, agent: str, said_KACM: Tensor, message_KF: Tensor) -> None:
         writes = play.writes[agent]

@@ -224,7 +224,7 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
     paid, again = function(ends), function(ends)
     if not isinstance(paid, Mapping) or set(paid) - set(protocol.agents):
         return [f"payment.function must give a mapping of some of {list(protocol.agents)} to (B,) tensors (gave {paid!r:.60})"]
-    faults = []
+    faults, some = [], Ends(*(getattr(ends, field.name)[::7] for field in fields(ends)))
     for agent, paid_B in paid.items():
         if not isinstance(paid_B, torch.Tensor) or paid_B.shape != ends.y_B.shape:
             faults.append(f"payment.function: {agent!r} must be paid a tensor of shape (B,), one amount a copy")
@@ -232,7 +232,7 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
             faults.append(f"payment.function: what {agent!r} is paid must be finite")
         elif not torch.equal(paid_B, again[agent]):
             faults.append(f"payment.function: {agent!r} is paid something else at the second call, let it depend on the ends alone")
-        elif not torch.allclose(paid_B[::7], function(_some(ends, slice(None, None, 7)))[agent]):
+        elif not torch.allclose(paid_B[::7], function(some)[agent]):
             faults.append(f"payment.function: what {agent!r} is paid for a copy depends on other copies of the batch")
     if any(not torch.equal(getattr(ends, field.name), old) for field, old in zip(fields(ends), kept)):
         faults.append("payment.function must not change the tensors that it is given")
@@ -263,10 +263,6 @@ def _all_ends(protocol: Protocol) -> Ends:
     graded_B = verdict_B * 0.5 + grade_B * 0.125  # rejections below one half, acceptances above
     graded_B = torch.where(verdict_B == none, 0.5, graded_B) if protocol.two_verdicts else certainty(protocol, verdict_B)
     return Ends(y_B, verdict_B, graded_B, rounds_B, role_B)
-
-
-def _some(ends: Ends, index: slice) -> Ends:
-    return Ends(*(getattr(ends, field.name)[index] for field in fields(ends)))
 
 
 def _zero_knowledge_faults(protocol: Protocol, extra: ZeroKnowledge | None) -> list[str]:

@@ -137,7 +137,7 @@ class Payment:
         return tuple(self.of(role).table(agent) for role in self.by_role or (None,))
 
     def grants(self, agent: str, entries: PayoffSettings) -> bool:
-        """Whether the agent is paid what these entries of a config say."""
+        """Return True if the agent is paid what these entries of a config say."""
         if entries.by_role.keys() - self.by_role.keys():
             return False
         for role in self.by_role or (None,):
@@ -164,11 +164,11 @@ class Payment:
         return replace(self, payoff={**self.payoff, **turned}, goals=dict(goals))
 
     def wants_truth(self, agent: str) -> bool:
-        """Whether the right verdict pays this agent more than the wrong one, whatever the label."""
+        """Return True if the right verdict pays this agent more than the wrong one, whatever the label."""
         return all(row[label] > max(row[:label] + row[label + 1 : -1]) for label, row in enumerate(self.table(agent)))
 
     def is_paid(self, agent: str) -> bool:
-        """Whether anything that happens makes a difference to what this agent is paid."""
+        """Return True if anything that happens makes a difference to what this agent is paid."""
         several = any(len({amount for row in table for amount in row}) > 1 for table in self.tables(agent))
         return several or any(self.turns.get(agent, {}).values()) or bool(self.per_error.get(agent)) or agent in self._of_function()
 

@@ -107,12 +107,12 @@ class Protocol:
 
     @property
     def two_verdicts(self) -> bool:
-        """Whether the verifier accepts or rejects, so that there is a claim; else it names one of several classes."""
+        """True if the verifier accepts or rejects, so that there is a claim; else it names one of several classes."""
         return len(self.verdicts) == 2
 
     @property
     def graded(self) -> bool:
-        """Whether more than the verdict counts of what the verifier, or a panel's members, state: the probability of acceptance."""
+        """True if more than the verdict counts of what the verifier, or a panel's members, state: the probability of acceptance."""
         mean = self.panel is not None and self.panel.rule == "mean"
         return self.verifier is not None and (mean or self.payment.scoring != "linear" or self.payment.graded)
 
@@ -237,7 +237,7 @@ class Protocol:
 
     @property
     def fixed_stances(self) -> bool:
-        """Whether the protocol itself says who argues for what: not where each prover is paid for acceptance alone."""
+        """True if the protocol itself says who argues for what: not where each prover is paid for acceptance alone."""
         return bool(self.roles) or not self.provers or any(self.payment.goals.get(agent) != ACCEPT for agent in self.provers)
 
     @cached_property

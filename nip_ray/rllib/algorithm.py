@@ -77,16 +77,12 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             super().setup(config)
         self._refuse_broken_runners()
         self.scenario = scenario_of(self.config.env_config["experiment"])
-        self.past = self._past_opponents()
+        experiment = ExperimentConfig.model_validate(self.config.env_config["experiment"])
+        if experiment.opponents is not None:
+            learners = self._first_learner(methodcaller("learning_agents"))
+            self.past = PastOpponents(experiment.opponents, experiment.seed, self.scenario.protocol, learners)
         self._share_modules()
         self.send_weights()
-
-    def _past_opponents(self) -> PastOpponents | None:
-        config = ExperimentConfig.model_validate(self.config.env_config["experiment"])
-        if config.opponents is None:
-            return None
-        learners = self._first_learner(methodcaller("learning_agents"))
-        return PastOpponents(config.opponents, config.seed, self.scenario.protocol, learners)
 
     def __repr__(self) -> str:
         """As RLlib's, which fails for one whose config was refused: Ray then loses the reason."""
@@ -153,8 +149,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             say(f"warning: iteration {self.iteration + 1} was over before an evaluation of it; evaluation_duration takes a number, too")
         return found
 
-    # ----------------------------------------------------------------------------------------------------------- play
-
     def _play(self) -> tuple[list[RolloutSamples], dict[str, Any]]:
         """All shares of this iteration, ordered by worker, and figures of the opponents that were met."""
         iteration, group = self.train_iteration, self.env_runner_group
@@ -186,12 +180,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             actors_of(self.env_runner_group).foreach_actor_async(told, tag=_AHEAD, remote_actor_ids=list(calls))
         return Ahead(plays, request, calls)
 
-    def _drop_ahead(self) -> None:
-        """Forget what runners were asked for ahead, once they are free again."""
-        if self._ahead is not None and self._ahead.calls:
-            self._ask_runners(self._ahead.calls, asked=True)
-        self._ahead = None
-
     def _past_plays(self, iteration: int, remote: bool) -> dict[int, PastPlay | None]:
         """Worker -> whom its share meets of the past, once a snapshot is taken that is due."""
         if self.past is None:
@@ -213,7 +201,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             if not attempts_left:
                 now = self.train_iteration + 1
                 raise TrainingError(f"env runners {missing} gave nothing in iteration {now}, and no other runner could stand in")
-            found = self._ask_for(missing, request, self._healthy_runners())
+            # a share whose runner is gone goes to a healthy one
+            found = self._taken_in(self._ask_runners(_planned(missing, request, self._healthy_runners())))
             attempts_left = _ATTEMPTS if found else attempts_left - 1
             shares |= found
         return [shares[worker] for worker in wanted]
@@ -238,10 +227,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             else:
                 time.sleep(0.1)
         return healthy
-
-    def _ask_for(self, missing: list[int], request: Callable[[tuple[int, ...]], Any], healthy: list[int]) -> dict[int, RolloutSamples]:
-        """Shares from the runners that answer; a share whose runner is gone goes to a healthy one."""
-        return self._taken_in(self._ask_runners(_planned(missing, request, healthy)))
 
     def _taken_in(self, answers: Mapping[int, Any]) -> dict[int, RolloutSamples]:
         found: dict[int, RolloutSamples] = {}
@@ -283,8 +268,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
                 error = answer.get()
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise TrainingError(f"{what} {answer.actor_id} cannot be made: {said(error)}") from error
-
-    # ---------------------------------------------------------------------------------------------------------- learn
 
     def learn_from(self, samples: list[RolloutSamples]) -> dict[str, float]:
         """Learn from rollouts that somebody else played, as one iteration; its figures ``learn/<agent>/<name>``."""
@@ -352,8 +335,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         state = self._first_learner(methodcaller("get_state", components=COMPONENT_RL_MODULE))
         return {COMPONENT_RL_MODULE: state[COMPONENT_RL_MODULE], "weights_seq_no": self.train_iteration}
 
-    # ---------------------------------------------------------------------------------------------------------- state
-
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
         state = self._first_learner(methodcaller("training_state"))
@@ -389,7 +370,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return {} if self._behind is None else {"weights_behind": self._behind}
 
     def _load_behind(self, state: Mapping[str, Any]) -> None:
-        self._drop_ahead()
+        if self._ahead is not None and self._ahead.calls:  # forgotten, once runners are free again
+            self._ask_runners(self._ahead.calls, asked=True)
+        self._ahead = None
         self._behind = state.get("weights_behind")
 
     @override(Algorithm)

@@ -45,7 +45,9 @@ class ReturnErrors:
         except (UserError, TrainingError) as error:
             return Failure(str(error))
         except Exception as error:  # whatever it is, it is raised again by who asked
-            return Failure(" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc(), _of_peers(error))
+            innermost = traceback.extract_tb(error.__traceback__)[-1].filename.replace("\\", "/")
+            of_peers = "torch/distributed/" in innermost  # as it is when another learner is gone
+            return Failure(" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc(), of_peers)
 
 
 def unwrap(answer: Any) -> Any:
@@ -53,12 +55,6 @@ def unwrap(answer: Any) -> Any:
     if not isinstance(answer, Failure):
         return answer
     raise TrainingError(answer.message) from (RuntimeError(answer.trace) if answer.trace else None)
-
-
-def _of_peers(error: Exception) -> bool:
-    """Whether it was raised inside torch.distributed, as it is when another learner is gone."""
-    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
-    return "torch/distributed/" in innermost.replace("\\", "/")
 
 
 def reason_of_death(actor: Any) -> str:
@@ -126,7 +122,7 @@ def _refuse_lost(learners: Sequence[Any]) -> None:
 
 
 def _is_lost(actor: Any) -> bool:
-    """Whether the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
+    """Return True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
     try:
         ray.get(actor.apply.remote(_alive), timeout=0.2)
     except RayActorError:

@@ -192,7 +192,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return getattr(self.settings(), "skip_silent_messages", False)
 
     def learns_from_every_verdict(self) -> bool:
-        """Whether play keeps what deciders would have been paid for each decision (``verdict_gradient: expected``)."""
+        """Return True if play keeps what deciders would have been paid for each decision (``verdict_gradient: expected``)."""
         return getattr(self.settings(), "verdict_gradient", "sampled") == "expected"
 
     def base_lr(self, iteration: int) -> float:

@@ -39,15 +39,7 @@ def check_algorithm(config: type[ProtocolAlgorithmConfig], experiment: Mapping[s
     refuse_faults(
         f"algorithm {config.settings_class().name!r}",
         lambda: _settings_faults(config),
-        lambda: _learning_faults(config, _experiment(config, experiment or _GAME)),
-    )
-
-
-def _experiment(config: type[ProtocolAlgorithmConfig], base: Mapping[str, Any]) -> ExperimentConfig:
-    settings = config.settings_class()
-    rule = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    return ExperimentConfig.model_validate(
-        {**base, "seed": 1, "iterations": _ITERATIONS, "algorithm": {**rule, **base.get("algorithm", {})}}
+        lambda: _learning_faults(config, experiment or _GAME),
     )
 
 
@@ -65,7 +57,10 @@ def _settings_faults(config: type[ProtocolAlgorithmConfig]) -> Iterator[str]:
         yield f"{config.__name__}().training(lr=...) does not change the settings"
 
 
-def _learning_faults(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig) -> Iterator[str]:
+def _learning_faults(config: type[ProtocolAlgorithmConfig], base: Mapping[str, Any]) -> Iterator[str]:
+    settings = config.settings_class()
+    rule = {**{f.name: getattr(settings, f.name) for f in fields(settings)}, **base.get("algorithm", {})}
+    experiment = ExperimentConfig.model_validate({**base, "seed": 1, "iterations": _ITERATIONS, "algorithm": rule})
     try:
         yield from _trained_faults(config, experiment)
     except TrainingError as error:
@@ -79,7 +74,10 @@ def _trained_faults(config: type[ProtocolAlgorithmConfig], experiment: Experimen
     for iteration in range(_ITERATIONS):
         first.train()
         again.train()
-        yield from _figure_faults(first)
+        learned = {key: value for key, value in first.row.items() if key.startswith("learn/")}
+        if not learned:
+            yield "logs no figure; give metrics with the Loss of agent_loss"
+        yield from (f"{key} is {value}" for key, value in learned.items() if not torch.tensor(float(value)).isfinite())
         if iteration == 0:
             saved = cpu_copy(again.training_state())
     learners = [agent for agent, network in first.networks().items() if network.groups()]  # pyright: ignore[reportCallIssue]
@@ -111,15 +109,6 @@ def _resting_faults(config: type[ProtocolAlgorithmConfig], experiment: Experimen
     if _differ(before, _weights(algorithm), resting):
         yield f"{resting!r} rests, and yet its weights change; learn from agents in self.updated only"
     algorithm.stop()
-
-
-def _figure_faults(algorithm: ProtocolAlgorithm) -> Iterator[str]:
-    learned = {key: value for key, value in algorithm.row.items() if key.startswith("learn/")}
-    if not learned:
-        yield "logs no figure; give metrics with the Loss of agent_loss"
-    for key, value in learned.items():
-        if not torch.tensor(float(value)).isfinite():
-            yield f"{key} is {value}"
 
 
 def _built(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig) -> ProtocolAlgorithm:

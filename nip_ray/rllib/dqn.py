@@ -130,13 +130,19 @@ class ProtocolDQN(ProtocolAlgorithm):
         self.seconds = dict.fromkeys(("sample", "learn", "send_weights"), 0.0)
         self.rollouts: list[Rollout] = []
         settings: DQNSettings = self.config.settings()
-        roles = self._learning_now()
+        now = self.config.who_learns(self.train_iteration)
+        roles = tuple(role for role in self.config.trained() if role in now)  # that do not rest in this iteration
         first = self.train_iteration * settings.steps_per_iteration
         rows = self._fill(settings, roles, first)
         for start, stop, due in chunks(first, settings, roles):
             self._learn_steps(rows, (start, stop), roles, last=False)
             rows = self._roll_out(settings, due, stop - 1) if due else {}
-        self._join_rollouts()
+        if self.rollouts:
+            self.rollout = concatenate(self.rollouts)
+        else:  # everybody rests
+            nothing = torch.zeros(0, dtype=torch.int64)
+            self.rollout = play_rollout(BatchedPlay(self.scenario), {}, nothing, nothing, None)
+        self.rollouts = []
         steps = self.rollout.env_steps()
         results = self._learn_steps(rows, (first + settings.steps_per_iteration,) * 2, roles, last=True, env_steps=steps)
         self.env_steps_total += steps
@@ -175,8 +181,6 @@ class ProtocolDQN(ProtocolAlgorithm):
         else:
             self.opponents[role] = opponent_of(self.scenario, role, opponent, self.env_runner_group.num_remote_env_runners() > 0)
 
-    # ----------------------------------------------------------------------------------------------------------- state
-
     def counters(self) -> dict[str, Any]:
         """As all our algorithms', and who was set in the place of a network."""
         return {**super().counters(), "opponents": names_of(self.opponents)}
@@ -199,13 +203,6 @@ class ProtocolDQN(ProtocolAlgorithm):
             elif role not in self.opponents or self.opponents[role].names is not None:
                 self.set_opponent(role, None)
                 say(f"warning: {role} was played by a module, which no checkpoint holds; its network plays until set_opponent is called")
-
-    # ------------------------------------------------------------------------------------------------------- roll-outs
-
-    def _learning_now(self) -> tuple[str, ...]:
-        """The trained roles that do not rest in this iteration."""
-        now = self.config.who_learns(self.train_iteration)
-        return tuple(role for role in self.config.trained() if role in now)
 
     def _fill(self, settings: DQNSettings, roles: Sequence[str], step: int) -> dict[str, Rows]:
         """Play until every buffer holds what a first gradient step needs; returns what was played last, which learners have yet to get."""
@@ -250,16 +247,6 @@ class ProtocolDQN(ProtocolAlgorithm):
         began = time.perf_counter()
         self.send_weights()
         self.seconds["send_weights"] += time.perf_counter() - began
-
-    def _join_rollouts(self) -> None:
-        if self.rollouts:
-            self.rollout = concatenate(self.rollouts)
-        else:  # everybody rests
-            nothing = torch.zeros(0, dtype=torch.int64)
-            self.rollout = play_rollout(BatchedPlay(self.scenario), {}, nothing, nothing, None)
-        self.rollouts = []
-
-    # ---------------------------------------------------------------------------------------------------------- learn
 
     def _learn_steps(self, rows: Mapping[str, Rows], steps: tuple[int, int], roles: Sequence[str], **figures: Any) -> list[Any]:
         """What the learners say of these gradient steps, before which they take in `rows`."""
@@ -344,7 +331,9 @@ class DQNLearner(ProtocolLearner):
         calls since then. Raises TrainingError where something of them is not finite, ValueError for a role without transitions.
         """
         for role, rows in (kwargs.get("rows") or {}).items():
-            self._take(role, rows)
+            if role not in self.replay:
+                self._make_buffer(role, rows)
+            self.replay[role].add(rows)
         first, after = kwargs.get("steps", (0, 0))
         roles: Sequence[str] = kwargs.get("roles", tuple(self.optimizers))
         if first == 0 and after:
@@ -364,14 +353,13 @@ class DQNLearner(ProtocolLearner):
         """Not asked for: transitions come ready."""
         raise NotImplementedError("DQNLearner learns from transitions: call update(rows=..., steps=...)")
 
-    # -------------------------------------------------------------------------------------------------- gradient steps
-
     def _steps(self, roles: Sequence[str], steps: range) -> dict[str, list[TimedStep]]:
         """Gradient steps of all roles, in their order, or each in a thread of its own."""
         if not steps or not roles:
             return {}
         threads = torch.get_num_threads()
-        if not self._side_by_side(roles, threads):
+        one_by_one = len(roles) == 1 or threads < len(roles) or self.distributed or self.device.type != "cpu"
+        if one_by_one or any(self._draws(role) for role in roles):
             by_step = [[self._gradient_step(role, step) for role in roles] for step in steps]
             return {role: list(own) for role, own in zip(roles, zip(*by_step, strict=True), strict=True)}
         if self._pool is None:
@@ -383,14 +371,9 @@ class DQNLearner(ProtocolLearner):
             torch.set_num_threads(threads)
         return dict(zip(roles, done, strict=True))
 
-    def _side_by_side(self, roles: Sequence[str], threads: int) -> bool:
-        if len(roles) == 1 or threads < len(roles) or self.distributed or self.device.type != "cpu":
-            return False
-        return not any(self._draws(role) for role in roles)
-
     @torch.no_grad()
     def _draws(self, role: str) -> bool:
-        """Whether the network of `role` draws random numbers while it learns."""
+        """Return True if the network of `role` draws random numbers while it learns."""
         if role not in self._draw:
             rows = self.replay[role].ring.read(torch.arange(2) % self.replay[role].size)
             before = torch.get_rng_state()
@@ -459,8 +442,6 @@ class DQNLearner(ProtocolLearner):
         found = {"lr": rate_at(own.lr, step), "epsilon": rate_at(own.exploration, step), "buffer_size": self.buffer_sizes().get(role, 0)}
         return {name: torch.tensor(float(value)) for name, value in {**found, "steps_per_s": len(done) / spent if spent else 0.0}.items()}
 
-    # ----------------------------------------------------------------------------------------------- several learners
-
     def _share(self, role: str) -> None:
         """Running statistics: the means over learners, who have seen different rows."""
         if not self.distributed:
@@ -481,16 +462,9 @@ class DQNLearner(ProtocolLearner):
         torch.distributed.all_reduce(every_N)
         return every_N.to(self._buffer_device())
 
-    # --------------------------------------------------------------------------------------------------------- buffers
-
     def buffer_sizes(self) -> dict[str, int]:
         """Role -> transitions that its buffer holds."""
         return {role: replay.size for role, replay in self.replay.items()}
-
-    def _take(self, role: str, rows: Rows) -> None:
-        if role not in self.replay:
-            self._make_buffer(role, rows)
-        self.replay[role].add(rows)
 
     def _make_buffer(self, role: str, rows: Mapping[str, Tensor]) -> None:
         settings: DQNSettings = self.settings

@@ -199,17 +199,15 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
             version_BA = past.versions(self.play.protocol.agents, len(id_B)).to(self.device)
             for index, (agent, player) in enumerate(players.items()):
                 own = {number: weights[agent] for number, weights in past.weights.items() if agent in weights}
-                frozen = {number: self._frozen(agent, slot, weights) for slot, (number, weights) in enumerate(own.items())}
+                frozen = {}
+                for slot, (number, weights) in enumerate(own.items()):  # a network of its own for each
+                    if (agent, slot) not in self.frozen:
+                        self.frozen[agent, slot] = copy.deepcopy(self.networks()[agent]).eval().requires_grad_(False)
+                    frozen[number] = self.frozen[agent, slot]
+                    frozen[number].load_state_dict(weights)
                 players[agent] = replace(player, version_B=version_BA[:, index], past=frozen)
             rollout = play_episodes(self.play, players, id_B, seed_B, self.skip_silent_messages, **extra)
         return replace(rollout, version_BA=version_BA)
-
-    def _frozen(self, agent: str, slot: int, weights: Mapping[str, Tensor]) -> nn.Module:
-        """A network of this runner's own with other weights; there is one for every agent and slot."""
-        if (agent, slot) not in self.frozen:
-            self.frozen[agent, slot] = copy.deepcopy(self.networks()[agent]).eval().requires_grad_(False)
-        self.frozen[agent, slot].load_state_dict(weights)
-        return self.frozen[agent, slot]
 
     def roll_out(self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None) -> RolloutSamples:
         """Play one share of a roll-out with exploration; its transitions come along. worker: whose share (None: this runner's own).

@@ -124,8 +124,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         self.updated: frozenset[str] = frozenset()
         self.averages: dict[str, dict[str, Tensor]] = {}  # by agent, over iterations; with `average_weights`, after the first
 
-    # ------------------------------------------------------------------------------------------------ for subclasses
-
     remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"  # of figures that are not finite
 
     @cached_property
@@ -194,8 +192,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def rounds_per_copy(self, rollout: Rollout) -> int:
         """Frames that a copy counts as, in ``minibatch_size``."""
         return rollout.num_rounds
-
-    # --------------------------------------------------------------------------------------------------- the update
 
     @override(Learner)
     def update(
@@ -276,8 +272,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         number_weights(self, -1)
         super().set_state(state)
 
-    # ------------------------------------------------------------------------------------------------- for checkpoints
-
     def training_state(self, agents: Collection[str] | None = None) -> dict[str, Any]:
         """All that learning needs to continue, on the CPU. agents: of these (None: all).
 
@@ -324,8 +318,6 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `extra_state`."""
-
-    # ------------------------------------------------------------------------------------------------------- the parts
 
     @contextmanager
     def _seeded_noise(self, iteration: int) -> Iterator[None]:
@@ -429,9 +421,6 @@ def cpu_copy(state: Any) -> Any:
     return [cpu_copy(value) for value in state] if isinstance(state, list | tuple) else state
 
 
-# ------------------------------------------------------------------------- what most rules make of a rollout first
-
-
 @dataclass(frozen=True)
 class AgentData:
     """One agent's rows with old values, advantages and value targets, each (N,).
@@ -472,7 +461,7 @@ def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: 
 
 
 def all_taught(rows: AgentRows) -> bool:
-    """Whether all these turns were found by a search."""
+    """Return True if all these turns were found by a search."""
     return rows.taught_NFS is not None and bool(taught_turns(rows.taught_NFS).all())
 
 

@@ -33,7 +33,7 @@ def _no_effect(options: str, text: str) -> Row:
 
 
 OPTIONS: tuple[Row, ...] = (
-    # ------------------------------------------------------------------------------------------------------------ learning
+    # learning
     _honoured("lr gamma num_epochs minibatch_size", "settings of the learning rule under RLlib's names; numbers, no schedules"),
     _honoured("grad_clip", "`max_grad_norm` of the learning rule: the largest norm of an agent's whole gradient"),
     _honoured("seed", "the seed of every draw, before that of the experiment"),
@@ -57,7 +57,7 @@ OPTIONS: tuple[Row, ...] = (
         "torch_compile_learner_dynamo_mode torch_compile_worker torch_compile_worker_dynamo_backend torch_compile_worker_dynamo_mode",
         "networks are not compiled",
     ),
-    # ---------------------------------------------------------------------------------------------------------------- play
+    # play
     _honoured("num_envs_per_env_runner", "copies that an env runner plays in an iteration, as tensors"),
     _honoured("env_config", "`experiment` as `.experiment()` sets it, and `split`: `train` or `test`; other keys are refused"),
     _honoured("env_runner_cls", "a subclass of `ProtocolEnvRunner`"),
@@ -83,7 +83,7 @@ OPTIONS: tuple[Row, ...] = (
     _no_effect("episodes_to_numpy compress_observations", "samples hold tokens, not observations"),
     _no_effect("disable_env_checking", "only `ProtocolEnv` is played"),
     _no_effect("merge_env_runner_states broadcast_env_runner_states", "there are no connectors with states to merge or send"),
-    # ----------------------------------------------------------------------------------------------------------- evaluation
+    # evaluation
     _honoured(
         "evaluation_interval evaluation_duration evaluation_duration_unit evaluation_num_env_runners evaluation_parallel_to_training "
         "evaluation_auto_duration_min_env_steps_per_sample evaluation_auto_duration_max_env_steps_per_sample evaluation_sample_timeout_s "
@@ -93,7 +93,7 @@ OPTIONS: tuple[Row, ...] = (
     _honoured("evaluation_config", "also `env_config.split`; without it held-out instances (`test`) are played"),
     _honoured("evaluation_force_reset_envs_before_iteration", "each evaluation plays the same episodes; false: each plays others"),
     _refused("off_policy_estimation_methods ope_split_batch_by_episode", "evaluations are played"),
-    # ------------------------------------------------------------------------------------------------------------ callbacks
+    # callbacks
     _honoured(
         "callbacks_class callbacks_on_algorithm_init callbacks_on_train_result callbacks_on_evaluate_start callbacks_on_evaluate_end "
         "callbacks_on_env_runners_recreated callbacks_on_checkpoint_loaded",
@@ -110,7 +110,7 @@ OPTIONS: tuple[Row, ...] = (
         "callbacks_on_evaluate_offline_start callbacks_on_evaluate_offline_end callbacks_on_offline_eval_runners_recreated",
         "there is no offline evaluation",
     ),
-    # ---------------------------------------------------------------------------------------------------- processes, faults
+    # processes, faults
     _honoured(
         "num_env_runners num_cpus_per_env_runner num_gpus_per_env_runner custom_resources_per_env_runner num_learners num_cpus_per_learner "
         "num_gpus_per_learner custom_resources_per_learner local_gpu_idx placement_strategy num_cpus_for_main_process "
@@ -134,7 +134,7 @@ OPTIONS: tuple[Row, ...] = (
     _refused("extra_python_environs_for_driver extra_python_environs_for_worker", "`runtime_env` of `ray.init` or of the job"),
     _refused("num_gpus _fake_gpus", "`num_gpus_per_learner`"),
     _no_effect("max_requests_in_flight_per_env_runner max_requests_in_flight_per_learner", "training waits for every request"),
-    # ------------------------------------------------------------------------------------------------- reports, checkpoints
+    # reports, checkpoints
     _honoured(
         "min_time_s_per_iteration min_train_timesteps_per_iteration min_sample_timesteps_per_iteration",
         "RLlib's iteration lasts until it has so much; one of ours at least",
@@ -144,7 +144,7 @@ OPTIONS: tuple[Row, ...] = (
     _refused("log_gradients", "`learn/<agent>/grad_norm` is always there"),
     _refused("export_native_model_files checkpoint_trainable_policies_only", "checkpoints hold all agents; `networks()` are torch modules"),
     _no_effect("log_sys_usage metrics_episode_collection_timeout_s sync_filters_on_rollout_workers_timeout_s", "of RLlib's old stack"),
-    # ------------------------------------------------------------------------------------------------------------- the rest
+    # the rest
     _refused(
         "input_ offline_data_class input_read_method input_read_method_kwargs input_read_schema input_read_episodes "
         "input_read_sample_batches input_read_batch_size input_filesystem input_filesystem_kwargs input_compress_columns "

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.play.opponent_pool import Block, OpponentPool
-from nip_ray.play.rollout import Rollout, RolloutSamples
+from nip_ray.play.rollout import RolloutSamples
 from nip_ray.protocols import Protocol
 from nip_ray.settings.opponents import OpponentSettings
 
@@ -91,12 +91,15 @@ class PastOpponents:
         for sample in samples:
             rollout = sample.rollout.to("cpu")
             return_BA = self._on_a_scale(rollout.reward_BRA.sum(1, dtype=torch.float64))
-            current_BA = return_BA[: rollout.num_copies - sum(block.episodes for block in _blocks(plays.get(sample.worker)))]
+            blocks = _blocks(plays.get(sample.worker))
+            first = rollout.num_copies - sum(block.episodes for block in blocks)
+            current_BA = return_BA[:first]
             for agent in self.meet if len(current_BA) else ():
                 own_B = current_BA[:, self.agents.index(agent)]
                 self.pool.saw(agent, [float(own_B.min()), float(own_B.max())])
-            for block, own in _by_block(rollout, plays.get(sample.worker)):
-                returns = return_BA[own, self.agents.index(block.agent)].tolist()
+            for block in blocks:
+                returns = return_BA[first : first + block.episodes, self.agents.index(block.agent)].tolist()
+                first += block.episodes
                 met.setdefault(block.agent, {}).setdefault(block.snapshot, []).extend(returns)
         return self.pool.record_all(met)
 
@@ -107,8 +110,6 @@ class PastOpponents:
         amounts = [[amount for table in self.payment.tables(agent) for row in table for amount in row] for agent in self.agents]
         least_A, most_A = (torch.tensor([bound(own) for own in amounts], dtype=return_BA.dtype) for bound in (min, max))
         return return_BA.clamp(least_A, most_A)
-
-    # ----------------------------------------------------------------------------------------------------------- state
 
     def stored_weights(self) -> dict[str, Weights]:
         """The weights of all snapshots, for checkpoints; `pool.state` is the rest."""
@@ -123,13 +124,3 @@ class PastOpponents:
 
 def _blocks(play: PastPlay | None) -> Sequence[Block]:
     return () if play is None else play.blocks
-
-
-def _by_block(rollout: Rollout, play: PastPlay | None) -> list[tuple[Block, slice]]:
-    """Each block with its copies."""
-    blocks = _blocks(play)
-    first, found = rollout.num_copies - sum(block.episodes for block in blocks), []
-    for block in blocks:
-        found.append((block, slice(first, first + block.episodes)))
-        first += block.episodes
-    return found

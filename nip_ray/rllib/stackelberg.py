@@ -145,8 +145,6 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
             steps[agent] = Step({**metrics, "direction_norm": torch.linalg.vector_norm(shaped[agent].detach())}, norms[agent])
         return steps
 
-    # ------------------------------------------------------------------------------------------------------ directions
-
     def _foreseeing(
         self, data: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
     ) -> dict[str, Tensor]:
@@ -195,24 +193,18 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         given, lr = self.settings.shaping_lr, self.iteration_lr
         step_sizes = {agent: given or self.own_lr(agent, lr) * self.step_factors[agent] for agent in agents}
         draw = generator(self.seed, "inverse hessian", minibatch.iteration, minibatch.number, device=self.device)
-        return {agent: self.actors[agent] for agent in agents}, self._followers(agents), step_sizes, draw
+        protocol = self.scenario.protocol
+        deciders = [agent for agent in protocol.deciders if agent != protocol.chooser]
+        sequence = self.settings.stackelberg_sequence or default_sequence(protocol.agents, deciders)
+        led = leader_follower_map(protocol.agents, sequence, self.settings.mutual)
+        followers = {agent: tuple(other for other in led[agent] if other in agents) for agent in agents}  # that learn now
+        return {agent: self.actors[agent] for agent in agents}, followers, step_sizes, draw
 
     def _inverses(self, minibatch: JointMinibatch) -> Inverses:
         """Products with inverse Hessians to be used again: nystrom's for some minibatches, the others' never."""
         if self.settings.ihvp != "nystrom" or minibatch.number % self.settings.ihvp_refresh == 0:
             self.inverses = {}
         return self.inverses
-
-    def _followers(self, agents: list[str]) -> dict[str, tuple[str, ...]]:
-        """Whom each agent leads, among those that learn now."""
-        protocol = self.scenario.protocol
-        sequence = self.settings.stackelberg_sequence or default_sequence(
-            protocol.agents, [agent for agent in protocol.deciders if agent != protocol.chooser]
-        )
-        led = leader_follower_map(protocol.agents, sequence, self.settings.mutual)
-        return {agent: tuple(other for other in led[agent] if other in agents) for agent in agents}
-
-    # --------------------------------------------------------------------------------------------------------- networks
 
     def _scores(self, data: Mapping[str, ShapedData], minibatch: JointMinibatch) -> _Scores:
         copies, (num_copies, num_rounds) = minibatch.own_copies, _row_grid(data).shape
@@ -226,9 +218,10 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
             turns = rows[own.turn_N[rows]]
             entropy[agent] = empty.sum()
             if len(turns):
-                policy = self._log_policy(agent, own.rows, turns)
+                drawn, action = self.networks[agent](own.rows.obs_of(turns), True, False)[0], own.rows.action_of(turns)
+                policy: LogPolicy = (drawn.silenced(action) if self.settings.skip_silent_messages else drawn).normalised()
                 at = (place_B[own.rows.copy_N[turns]], own.rows.round_N[turns])
-                grids[agent] = empty.index_put(at, policy.log_prob(own.rows.action_of(turns)))
+                grids[agent] = empty.index_put(at, policy.log_prob(action))
                 old_grids[agent] = empty.index_put(at, own.rows.log_prob_N[turns])
                 entropy[agent] = policy.entropy().sum() / own.turn_N[all_rows].sum()
             critics[agent] = empty.sum()
@@ -237,12 +230,6 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
                 distance = critic(value_N, own.value_N[rows], own.target_N[rows], self.settings)
                 critics[agent] = self.settings.critic_coefficient * distance * (len(rows) / len(all_rows))
         return _Scores(torch.stack(list(grids.values()), -1), torch.stack(list(old_grids.values()), -1), entropy, critics)
-
-    def _log_policy(self, agent: str, rows: AgentRows, turns: Tensor) -> LogPolicy:
-        policy, _ = self.networks[agent](rows.obs_of(turns), True, False)
-        if self.settings.skip_silent_messages:
-            policy = policy.silenced(rows.action_of(turns))
-        return policy.normalised()
 
     def _plain_gradient(self, agent: str, loss: Tensor) -> Tensor:
         """The gradient of `loss`, flat over all that the agent's optimizer moves, of all learners."""

@@ -163,7 +163,6 @@ def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
         initial_weights(config, run_dir)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Runs of language agents.
 
 

@@ -81,7 +81,7 @@ class PageServer(ThreadingHTTPServer):
             self.serve_forever(poll_interval=0.2)
 
     def is_own(self, host: str) -> bool:
-        """Whether a Host header names this server."""
+        """Return True if a Host header names this server."""
         return is_own(host, self.host, self.server_port)
 
 
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _can_be_bound(host: str, family: socket.AddressFamily) -> bool:
-    """Whether an address is one of this machine's."""
+    """Return True if an address is one of this machine's."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as trial:
             trial.bind((host, 0))

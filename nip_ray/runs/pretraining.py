@@ -15,7 +15,6 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,9 +144,6 @@ def _learned(
     return kept["weights"], {**kept["figures"], "cached": cached, "key": key}, notes
 
 
-# ---------------------------------------------------------------------------------------------------------------- training
-
-
 def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Report) -> dict[str, Any]:
     """Train the network of `pupil`; returns its weights by part, on the CPU, and the figures."""
     curves: dict[str, list[float]] = {"loss": [], "accuracy": []}
@@ -181,19 +177,13 @@ def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator
             return found
 
         order = torch.randperm(len(ids), generator=generator(seed, "pretraining", pupil.agent, epoch))
-        with _seeded_noise(pupil, seed, epoch):
+        device = pupil.scenario.label_I.device
+        # noise and dropout draw from torch's global generators: seeded here, and left as they were
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(stable_seed(seed, "pretraining noise", pupil.agent, epoch))
             fit(loss, optimizer, in_minibatches(order, settings.minibatch_size), settings.max_grad_norm)
         mean_loss, mean_accuracy = (sums / len(ids)).tolist()
         yield {"loss": mean_loss, "accuracy": mean_accuracy}
-
-
-@contextmanager
-def _seeded_noise(pupil: _Pupil, seed: int, epoch: int) -> Iterator[None]:
-    """Noise and dropout draw from torch's global generators: seeded here, and left as they were."""
-    device = pupil.scenario.label_I.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(stable_seed(seed, "pretraining noise", pupil.agent, epoch))
-        yield
 
 
 @torch.no_grad()
@@ -205,9 +195,6 @@ def _held_out(pupil: _Pupil) -> dict[str, float | int | None]:
         obs, y_N = pupil.silent_turns(id_N)
         correct += float(accuracy(pupil.network(obs, True, False)[0], y_N)) * len(y_N)
     return proportion(round(correct), len(ids)).record()
-
-
-# --------------------------------------------------------------------------------------------------------------- the cache
 
 
 class _Damaged(Exception):

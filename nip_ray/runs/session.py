@@ -65,7 +65,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether all iterations are done."""
+        """True if all iterations are done."""
         return self.iteration >= self.config.iterations
 
     @property
@@ -184,7 +184,12 @@ class Session:
         self.folder.write_json("evaluation.json", document)
         write_report(self.folder.path)
         if settings.attack.enabled:  # takes minutes: whoever stops it has all the rest
-            self.folder.write_json("evaluation.json", {**document, **self._attack()})
+            from nip_ray.evaluation.verbs.attack import attack
+
+            examination, networks = self._examination(), self.algorithm.networks()
+            unseen, seed = examination.unseen_ids(), self.config.seed
+            figures = attack(self.config, examination.scenario, networks, unseen, seed, settings.attack, quiet=self.quiet)
+            self.folder.write_json("evaluation.json", {**document, **figures})
             write_report(self.folder.path)
         mark_finished(self.folder)
         self._failed = False
@@ -229,8 +234,6 @@ class Session:
             done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
             raise UserError(f"{done}; ask for more than that (--iterations)")
         return checkpoint
-
-    # ------------------------------------------------------------------------------------------------------- the parts
 
     def _keep(self) -> None:
         """Copy the state of now, unless it was copied or saved before."""
@@ -324,13 +327,6 @@ class Session:
         examination.alone = solo_run_score(self.config)
         return examination
 
-    def _attack(self) -> dict[str, Any]:
-        from nip_ray.evaluation.verbs.attack import attack
-
-        examination, networks = self._examination(), self.algorithm.networks()
-        settings = self.config.evaluation.attack
-        return attack(self.config, examination.scenario, networks, examination.unseen_ids(), self.config.seed, settings, quiet=self.quiet)
-
     def _info(self) -> RunInfo:
         identity, config = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")
         return RunInfo(self.folder.path, identity, self.config.name, config, self.group, self.iteration)
@@ -341,8 +337,10 @@ class Session:
         algorithm, self.algorithm = self.algorithm, None
         try:
             algorithm.stop()
-        except Exception as error:  # of processes that are gone; what matters is written already
-            if not _of_ray(error):
+        except Exception as error:
+            from ray.exceptions import RayError
+
+            if not isinstance(error, RayError):  # of processes that are gone; what matters is written already
                 raise
 
 
@@ -401,9 +399,3 @@ def _newest_figures(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[st
 
 def _of_evaluation(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in figures.items() if key.startswith("eval")}
-
-
-def _of_ray(error: Exception) -> bool:
-    from ray.exceptions import RayError
-
-    return isinstance(error, RayError)

@@ -99,7 +99,9 @@ class RunsPage:
             case ["episodes"]:
                 return Answer(self._episodes(query).encode("utf-8", errors="replace"))
             case ["run", place, rest]:
-                report = self._report(unquote(place))
+                run_dir = self._chosen(unquote(place)).path
+                with self._lock:
+                    report = self._reports.setdefault(unquote(place), LivePage(run_dir))
                 return report.answer(f"/{rest}")
         return None
 
@@ -128,14 +130,23 @@ class RunsPage:
         run = self._look().get(place)
         if run is None:
             raise UserError(f"{visible(short(place))}: no such run here")
-        if _leads_out(run.path, self.folder.resolve()):
+        below = [one for name in _READ_FOLDERS if (run.path / name).is_dir() for one in (run.path / name).iterdir()]
+        links = [one for one in [run.path / name for name in (*_READ, *_READ_FOLDERS)] + below if one.is_symlink()]
+        root = self.folder.resolve()
+        if not all(one.resolve().is_relative_to(root) for one in (run.path, *links)):
             raise UserError(f"{visible(place)}: has a link that leads out of the folder, and is not shown")
         return run
 
     def _listing(self, query: Query) -> Answer:
         runs = self._look()
-        settings = _mark([[place, run.config] for place, run in sorted(runs.items())])
-        content = {"settings": settings, "runs": [_told(run) for run in runs.values()]}
+        shown = []
+        for run in runs.values():  # place: by which it is asked for; all other texts are for reading
+            record = run.record()
+            texts = {key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in record.items()}
+            texts |= {"label": visible(run.place), "about": visible(short(run.about, 300)), "place": run.place}
+            del texts["path"]
+            shown.append({**texts, "talks": any((run.path / "transcripts").glob("*.jsonl"))})
+        content = {"settings": _mark([[place, run.config] for place, run in sorted(runs.items())]), "runs": shown}
         mark = _mark(content)
         if query.get("since") == [mark]:
             return Answer(b"", code=204)
@@ -171,11 +182,6 @@ class RunsPage:
             return Column(place, read_run(self._chosen(place).path, file or None))
         except UserError as error:
             return Column(place, None, str(error))
-
-    def _report(self, place: str) -> LivePage:
-        path = self._chosen(place).path
-        with self._lock:
-            return self._reports.setdefault(place, LivePage(path))
 
 
 def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[str], None] = print) -> None:
@@ -220,18 +226,6 @@ def _state(run_dir: Path) -> str:
     return _mark(told)
 
 
-def _told(run: Listed) -> dict[str, Any]:
-    """A run as the page shows it. place: by which it is asked for; all other texts are for reading. talks: whether it has transcripts."""
-    texts = {key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in run.record().items() if key != "path"}
-    return {
-        **texts,
-        "place": run.place,
-        "label": visible(run.place),
-        "about": visible(short(run.about, 300)),
-        "talks": any((run.path / "transcripts").glob("*.jsonl")),
-    }
-
-
 def _value(settings: Mapping[str, Any], key: str) -> str:
     value = settings.get(key, "")
     return visible(short("null" if value is None else str(value).lower() if isinstance(value, bool) else value, 60))
@@ -253,24 +247,18 @@ def _kept_rows(path: Path, mark: tuple[int, int]) -> Sequence[Row]:
 
 def _curve(rows: Sequence[Row], metric: str, by_time: bool) -> tuple[list[float], list[float]]:
     """(x, values) of the rows that have the metric, thinned; the newest is always among them."""
-    places = list(accumulate(map(_minutes, rows))) if by_time else [row["iteration"] for row in rows]
+    if by_time:  # an iteration with its evaluation and checkpoint; of language models all parts together
+        minutes = []
+        for row in rows:
+            timed = [key for key in row if key.startswith("time/") and key.endswith("_s")]
+            minutes.append(sum(row.get(key, 0.0) for key in (_PHASES if _PHASES[0] in row else timed)) / 60)
+        places = list(accumulate(minutes))
+    else:
+        places = [row["iteration"] for row in rows]
     points = [(x, row[metric]) for x, row in zip(places, rows, strict=True) if metric in row]
     step = 1 + len(points) // _POINTS
     kept = points[::-1][::step][::-1]
     return [round(x, 4) for x, _ in kept], [y for _, y in kept]
-
-
-def _minutes(row: Row) -> float:
-    """What an iteration took, with its evaluation and checkpoint; of language models all parts together."""
-    parts = _PHASES if _PHASES[0] in row else [key for key in row if key.startswith("time/") and key.endswith("_s")]
-    return sum(row.get(key, 0.0) for key in parts) / 60
-
-
-def _leads_out(path: Path, root: Path) -> bool:
-    """Whether a file of a run that pages are made of is a link to somewhere outside of `root`."""
-    below = [one for name in _READ_FOLDERS if (path / name).is_dir() for one in (path / name).iterdir()]
-    files = [path / name for name in (*_READ, *_READ_FOLDERS)] + below
-    return not path.resolve().is_relative_to(root) or any(one.is_symlink() and not one.resolve().is_relative_to(root) for one in files)
 
 
 def _json(content: Any) -> Answer:

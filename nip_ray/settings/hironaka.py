@@ -145,7 +145,7 @@ class HironakaSettings:
 
 
 def _can_begin(settings: HironakaSettings, draws: int = 1000) -> bool:
-    """Whether one of some random starts has no point that is below all others, so that its game is not over at once."""
+    """Return True if one of some random starts has no point that is below all others, so that its game is not over at once."""
     draw, values = random.Random(0), range(settings.max_value + 1)
     for _ in range(draws):
         columns = [draw.choices(values, k=settings.max_points) for _ in range(settings.dimension)]

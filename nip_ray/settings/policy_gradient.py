@@ -132,12 +132,12 @@ class TokenTrainingSettings:
         return replace(self, **{name: value for name in names if (value := getattr(own, name)) is not None})
 
     def follows_start(self, agent: str) -> bool:
-        """Whether a KL divergence to the start model is in the loss of `agent`, in some iteration."""
+        """Return True if a KL divergence to the start model is in the loss of `agent`, in some iteration."""
         seen = self.seen_by(agent)
         return bool(seen.kl_coefficient or seen.final_kl_coefficient)
 
     def learns(self, agent: str, iteration: int) -> bool:
-        """Whether `agent` learns in this iteration (from 0), as far as its first and last iteration say."""
+        """Return True if `agent` learns in this iteration (from 0), as far as its first and last iteration say."""
         own = self.of_agent(agent)
         return own.from_iteration <= iteration + 1 <= (own.until_iteration or iteration + 1)
 

@@ -78,7 +78,7 @@ class ProviderSettings:
 
     @property
     def can_fine_tune(self) -> bool:
-        """Whether this very provider fine-tunes."""
+        """True if this very provider fine-tunes."""
         return self.fine_tunes
 
     @property

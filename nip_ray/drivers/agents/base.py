@@ -36,7 +36,7 @@ class BaseAgent:
         return _rebuilt, (type(self), self._arguments, self.training, self.state_dict())
 
     def enable_training_mode(self, enabled: bool) -> None:
-        """Whether what happens is stored and learned from."""
+        """Return True if what happens is stored and learned from."""
         self.training = enabled
 
     def begin(self) -> None:

@@ -37,8 +37,14 @@ class ProtocolAgent(BaseAgent):
     """
 
     def __init__(self, experiment: Mapping[str, Any], num_copies: int) -> None:
+        from nip_ray.rllib.registry import ALGORITHMS
+
         config = ExperimentConfig.model_validate(experiment)
-        self.algorithm = _build(config)
+        for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
+            logging.getLogger(name).setLevel(logging.ERROR)
+        check_drivable(config)
+        rule = ALGORITHMS[config.algorithm.name]()
+        self.algorithm: Any = rule.experiment(config).debugging(log_level="ERROR").build_algo()  # alone in this process
         runner = self.algorithm.env_runner_group.local_env_runner
         super().__init__(runner.env.observation_spaces, runner.env.action_spaces, num_copies)
         self._arguments = (dict(experiment), num_copies)
@@ -211,13 +217,3 @@ def check_drivable(config: ExperimentConfig) -> None:
     }
     for key in (key for key, asked in beyond.items() if asked):
         raise UserError(f"{key}: not available to a driver, whose environment plays what it is given; leave it out, or use `nip-ray train`")
-
-
-def _build(config: ExperimentConfig) -> Any:
-    """The algorithm, alone in this process."""
-    from nip_ray.rllib.registry import ALGORITHMS
-
-    for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
-        logging.getLogger(name).setLevel(logging.ERROR)
-    check_drivable(config)
-    return ALGORITHMS[config.algorithm.name]().experiment(config).debugging(log_level="ERROR").build_algo()

@@ -31,7 +31,8 @@ class RandomAgent(BaseAgent):
         super().__init__(observation_space, action_space, num_copies, settings, network, seed)
         self._seed = seed
         encoder(observation_space)  # refuses what no agent is shown
-        if not isinstance(action_space, _COUNTED) and not _bounded(action_space):
+        bounded = isinstance(action_space, gymnasium.spaces.Box) and action_space.is_bounded()
+        if not bounded and not isinstance(action_space, _COUNTED):
             raise UserError(
                 f"environment: its actions are a {type(action_space).__name__}, "
                 "expected a Discrete, MultiDiscrete or MultiBinary space or a bounded Box"
@@ -66,7 +67,3 @@ class RandomAgent(BaseAgent):
         """The inverse of `state_dict`."""
         super().load_state_dict(state)
         self.acted = int(state["acted"])
-
-
-def _bounded(space: Any) -> bool:
-    return isinstance(space, gymnasium.spaces.Box) and space.is_bounded()
