@@ -233,7 +233,7 @@ class RunFolder:
         """Remove the transcripts of iterations after `iteration`. Raises UserError when the folder cannot be written."""
         self._require_lock()
         for name in self.transcript_names():
-            if _iteration_of(name) > iteration:
+            if int(name.rpartition("-")[2]) > iteration:
                 path = self._transcript(name)
                 try:
                     path.unlink(missing_ok=True)
@@ -487,10 +487,6 @@ def _refuse_newer(path: Path) -> None:
 
 def _format(name: str) -> str:
     return f"nip_ray.{name.removesuffix('.json')}"
-
-
-def _iteration_of(transcript: str) -> int:
-    return int(transcript.rpartition("-")[2])
 
 
 def _version_of(package: str) -> str | None:

@@ -139,7 +139,8 @@ def look_at(path: Path, above: Path) -> Listed:
     if METRICS in marks:
         last, headline, fault = _tail(path / METRICS, marks[METRICS])
         faults += [fault] if fault else []
-    done, total = last.get("iteration", 0), _total(config)
+    done, planned = last.get("iteration", 0), config.get("iterations", _inner(config, "driver", "timesteps"))
+    total = planned if type(planned) is int else None
     ended = False
     try:
         ended = CONFIG in marks and (is_finished(RunFolder(path, None)) or _runner_ended(path, config, done, total))
@@ -245,11 +246,6 @@ def _inner(config: Mapping[str, Any], *keys: str) -> Any:
     for key in keys:
         config = config.get(key, {}) if isinstance(config, Mapping) else {}
     return config or ""
-
-
-def _total(config: Mapping[str, Any]) -> int | None:
-    total = config.get("iterations", _inner(config, "driver", "timesteps"))
-    return total if type(total) is int else None
 
 
 def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -360,19 +360,15 @@ def _spec_faults(spec: SweepSpec) -> Iterator[str]:
         what = "all spaces are grids, and each point of them" if spec.spaces else "there is no search space, and the one setting there is"
         yield f"sweep.num_samples: got {settings.num_samples}, but {what} is tried anyway, leave it out or name sweep.seeds"
     if isinstance(settings.search, OptunaSearch):
-        yield from _optuna_faults(spec)
+        if find_spec("optuna") is None:
+            yield "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use random"
+        for key, space in spec.spaces.items():
+            if space.kind in ("randn", "qloguniform"):
+                yield f"{key}: optuna knows no {space.kind}, use {'uniform' if space.kind == 'randn' else 'loguniform'}"
+        if not spec.spaces:
+            yield "sweep.search.name: there is no search space for optuna to search, add one or use random"
     if isinstance(settings.scheduler, PbtScheduler):
         yield from _pbt_faults(spec)
-
-
-def _optuna_faults(spec: SweepSpec) -> Iterator[str]:
-    if find_spec("optuna") is None:
-        yield "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use random"
-    for key, space in spec.spaces.items():
-        if space.kind in ("randn", "qloguniform"):
-            yield f"{key}: optuna knows no {space.kind}, use {'uniform' if space.kind == 'randn' else 'loguniform'}"
-    if not spec.spaces:
-        yield "sweep.search.name: there is no search space for optuna to search, add one or use random"
 
 
 def _pbt_faults(spec: SweepSpec) -> Iterator[str]:

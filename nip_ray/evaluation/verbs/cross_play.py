@@ -136,7 +136,11 @@ def check_fit(run_dirs: Sequence[Path | str]) -> None:
 
 def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> list[Contestant]:
     runs: list[Contestant] = []
-    names = _names([Path(run_dir) for run_dir in run_dirs])
+    absolute = [Path(run_dir).resolve() for run_dir in run_dirs]
+    for position, path in enumerate(absolute):
+        if path in absolute[:position]:
+            raise UserError(f"cross-play: {Path(run_dirs[position])} is named twice; name every run once")
+    names = names_apart(absolute)
     for run_dir, name in zip(run_dirs, names, strict=True):
         folder = RunFolder.open(run_dir)
         config = load_stored_config(folder.path / CONFIG)
@@ -163,15 +167,6 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
             hint = "name a file of instances with --dataset" if has_files else "name runs with the same settings of their instances"
             raise UserError(f"cross-play: {run_dirs[0]} and {run_dir} have other held-out instances; {hint}")
     return runs
-
-
-def _names(run_dirs: Sequence[Path]) -> list[str]:
-    """The folders' own names, or as much of their paths as tells them apart. Raises UserError for a run named twice."""
-    absolute = [path.resolve() for path in run_dirs]
-    for position, path in enumerate(absolute):
-        if path in absolute[:position]:
-            raise UserError(f"cross-play: {run_dirs[position]} is named twice; name every run once")
-    return names_apart(absolute)
 
 
 def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
