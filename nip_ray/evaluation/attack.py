@@ -356,7 +356,7 @@ class _Attack:
 
 
 def _asks(protocol: Protocol) -> bool:
-    """Whether the verifier says anything before a prover's last turn."""
+    """True if the verifier says anything before a prover's last turn."""
     turn_RA = protocol.turn_table_SKAC.any(3).any(0)
     rounds = {agent: turn_RA[:, place].nonzero().flatten().tolist() for place, agent in enumerate(protocol.agents)}
     first = min((r for agent in protocol.verifiers for r in rounds[agent]), default=protocol.max_rounds)

@@ -1,4 +1,4 @@
-"""Whether a verifier is as often right as it is sure: reliability by bins, Brier score, expected calibration error.
+"""Calibration of a verifier, as often right as it is sure or not: reliability by bins, Brier score, expected calibration error.
 
 Decisions that matter here:
 - what is graded is p, the verifier's probability of acceptance among its two verdicts, p(accept) / (p(accept) + p(reject)), at the turn in

@@ -39,7 +39,7 @@ class TestReport:
 
     @property
     def all_passed(self) -> bool:
-        """Whether every test passed."""
+        """True if every test passed."""
         return self.passed == len(self.statuses)
 
 

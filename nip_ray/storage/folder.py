@@ -120,7 +120,7 @@ class RunFolder:
 
     @property
     def writable(self) -> bool:
-        """Whether this object holds the lock."""
+        """True if this object holds the lock."""
         return self._lock is not None
 
     def config_yaml(self) -> str:
@@ -315,7 +315,7 @@ def read_export(folder: RunFolder) -> dict[str, Any]:
 
 
 def only_begun(path: Path) -> bool:
-    """Whether `path` is the folder of a run that ended while it was built: nothing was computed that it could continue from."""
+    """True if `path` is the folder of a run that ended while it was built: nothing was computed that it could continue from."""
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     return CONFIG in found and found <= _BEFORE_THE_FIRST_ITERATION
 

@@ -260,7 +260,7 @@ def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _runner_ended(path: Path, config: Mapping[str, Any], done: int, total: int | None) -> bool:
-    """Whether a run of a runner file has made all its timesteps, and its evaluation where it has one."""
+    """True if a run of a runner file has made all its timesteps, and its evaluation where it has one."""
     if "environment" not in config or total is None or done < total:
         return False
     return not _inner(config, "evaluation", "timesteps") or (path / "runner_evaluation.json").is_file()

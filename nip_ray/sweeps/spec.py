@@ -125,7 +125,7 @@ class SweepSpec:
 
 
 def is_sweep(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping read from a file is a sweep: it has the key `sweep`, or a search space somewhere."""
+    """True if a mapping read from a file is a sweep: it has the key `sweep`, or a search space somewhere."""
     return SWEEP in data or any(_holds_space(item) for item in data.values())
 
 
@@ -320,7 +320,7 @@ def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], fault
 
 
 def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Space]) -> Iterator[str]:
-    """What is wrong with cases whatever they change."""
+    """Faults of cases whatever they change."""
     for name, changes in cases.items():
         where = f"{SWEEP}.{CASES}.{name}"
         if _holds_space(changes):
@@ -346,7 +346,7 @@ def _blame(fault: str, values: Mapping[str, Any], first: Mapping[str, Any]) -> s
 
 
 def _spec_faults(spec: SweepSpec) -> Iterator[str]:
-    """What is wrong with a sweep whatever the values are."""
+    """Faults of a sweep whatever the values are."""
     settings, seeds = spec.settings, spec.settings.seeds
     if "name" in spec.spaces:
         yield "name: the sweep's folder is called after it, so it has one value"
@@ -389,7 +389,7 @@ def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
 
 
 def _config_faults(settings: SweepSettings, config: AnyConfig) -> Iterator[str]:
-    """What is wrong with a sweep of which `config` is one experiment."""
+    """Faults of a sweep of which `config` is one experiment."""
     fault = _metric_fault(settings.metric, config)
     if fault is not None:
         yield f"sweep.metric: got {settings.metric!r}, {fault}"

@@ -82,7 +82,7 @@ class SettingSummary:
 
     @property
     def complete(self) -> bool:
-        """Whether every seed ran to its end and has the figure."""
+        """True if every seed ran to its end and has the figure."""
         return len(self.figures) == len(self.trials)
 
 

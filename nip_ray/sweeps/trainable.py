@@ -103,7 +103,7 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
         return "", None
 
     def _taken_over(self, folder: RunFolder, wanted: Mapping[str, Any]) -> bool:
-        """Whether an earlier start of this trial continued from there already, with the same values."""
+        """True if an earlier start of this trial continued from there already, with the same values."""
         last = steps[-1] if (steps := _lineage(folder)) else {"from": None}
         return last["from"] == wanted["trial"] and last["iteration"] >= wanted["iteration"] and last["values"] == values_of(self.config)
 

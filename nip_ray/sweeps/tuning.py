@@ -112,7 +112,7 @@ def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.R
 
 
 def ended(trial: Any) -> bool:
-    """Whether a trial of Tune's is over: done, stopped by the scheduler, or failed for good."""
+    """True if a trial of Tune's is over: done, stopped by the scheduler, or failed for good."""
     return trial.status == "ERROR" or bool((trial.last_result or {}).get("done"))
 
 
@@ -145,7 +145,7 @@ class Watch(tune.Callback):
 
     @property
     def late(self) -> bool:
-        """Whether the sweep has used up its time."""
+        """True if the sweep has used up its time."""
         return self.budget is not None and time.monotonic() - self.began >= self.budget
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -213,7 +213,7 @@ class Watch(tune.Callback):
 
 
 def _tune_draws(spec: SweepSpec) -> bool:
-    """Whether settings depend on results, so that Tune draws them."""
+    """True if settings depend on results, so that Tune draws them."""
     return isinstance(spec.settings.search, OptunaSearch) or isinstance(spec.settings.scheduler, PbtScheduler)
 
 

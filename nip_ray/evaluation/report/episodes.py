@@ -61,7 +61,7 @@ def browser(source: RunSource) -> dict[str, Any]:
 
 
 def is_right(record: Record) -> bool:
-    """Whether an episode was judged rightly, or not at all."""
+    """True if an episode was judged rightly, or not at all."""
     return record.get("correct") is not False
 
 

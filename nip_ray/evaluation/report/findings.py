@@ -113,7 +113,7 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
 
 
 def _can_search(config: Mapping[str, Any]) -> bool:
-    """Whether the key `search` is one that this config could have."""
+    """True if the key `search` is one that this config could have."""
     from nip_ray.config.load import config_from_dict
     from nip_ray.config.search_rules import search
 

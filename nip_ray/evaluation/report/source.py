@@ -102,7 +102,7 @@ class Figure:
     n: int | None = None
 
     def against(self, mark: "float | Figure") -> str:
-        """Whether its interval lies "above" or "below" a mark, or the interval of another figure, or neither: "beside"."""
+        """Where its interval lies: "above" or "below" a mark or another figure's interval, or "beside" it."""
         low = high = mark.estimate if isinstance(mark, Figure) else mark
         if isinstance(mark, Figure) and mark.lower is not None and mark.upper is not None:
             low, high = mark.lower, mark.upper

@@ -176,7 +176,7 @@ def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
 
 @torch.no_grad()
 def _same_instances(first: Contestant, second: Contestant) -> bool:
-    """Whether the held-out instances of both are the same, as far as a verifier of the first sees them at the start."""
+    """True if the held-out instances of both are the same, as far as a verifier of the first sees them at the start."""
     if first is second:
         return True
     if len(first.ids) != len(second.ids):

@@ -107,7 +107,7 @@ class GraphBody(nn.Module):
         return graphs, nodes.unflatten(1, (-1, h_NGVD.shape[2])) if want_nodes else nodes
 
     def _is_plain(self, inputs: Inputs) -> bool:
-        """Whether there is nothing between nodes and representations that the compiled kernels do not know."""
+        """True if there is nothing between nodes and representations that the compiled kernels do not know."""
         settings = self.settings
         noisy = self.training and (settings.noise_sigma or settings.transformer_dropout)
         odd = self.batch_norm is not None or settings.gnn_output_digits is not None or inputs.linear

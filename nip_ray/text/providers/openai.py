@@ -201,7 +201,7 @@ class OpenAIChat:
             return Failure("user", f"a message of {request.agent or 'the chat'} holds half of a surrogate pair, which no request can hold")
 
     async def _is_refused_for_words(self, call: _Call, failure: Failure) -> bool:
-        """Whether the call was refused for what stands in it, so that others may be answered. What asking that costs is uncertain."""
+        """True if the call was refused for what stands in it, so that others may be answered. What asking that costs is uncertain."""
         if failure.reaction in ("refused", "too_long") and (failure.reaction == "refused" or _form(call.request) in self._answered):
             return True
         if failure.reaction not in ("user", "too_long") or failure.status not in MAY_BE_THE_CONTENT:

@@ -149,7 +149,7 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
 
 
 def is_about_words(said: str) -> bool:
-    """Whether a refusal in these words is for what stands in the request: its content, or its length."""
+    """True if a refusal in these words is for what stands in the request: its content, or its length."""
     return bool(_POLICY.search(said) or _TOO_LONG.search(said))
 
 

@@ -80,7 +80,7 @@ class TextTrainer:
 
     @property
     def rerun(self) -> bool:
-        """Whether only the tests of another run are done again."""
+        """True if only the tests of another run are done again."""
         return self.config.base_run is not None and self.config.base_run.kind == "rerun_tests"
 
     def run_stage(self) -> Stage:
@@ -122,7 +122,7 @@ class TextTrainer:
         self.folder.write_json("cost.json", self.spending().summary())
 
     def spending(self) -> Spending:
-        """What the run has cost so far."""
+        """The run's cost so far."""
         return self.parts.spending()
 
     # ---------------------------------------------------------------------------------------------------------- stages
