@@ -55,5 +55,5 @@ def answer_of(address: str) -> str:
 
 
 def is_refused_token(error: Exception) -> bool:
-    """Whether a cluster's refusal of our token is why `ray.init` failed. Ray 2.60.0 says so in words alone."""
+    """True if a cluster's refusal of our token is why `ray.init` failed. Ray 2.60.0 says so in words alone."""
     return "InvalidAuthToken" in f"{error} {error.__cause__}"

@@ -72,7 +72,7 @@ def findings(name: str, check: Callable[[], Iterator[Found]]) -> list[Finding]:
 
 
 def verdict(findings: Sequence[Finding]) -> bool:
-    """Whether a local run would work."""
+    """Check that a local run would work."""
     return all(finding.status != "problem" for finding in findings)
 
 
@@ -96,7 +96,7 @@ def size(bytes_: float) -> str:
 
 
 def python() -> Iterator[Found]:
-    """Whether this Python is in the range that the project was made for."""
+    """Check that this Python is in the range that the project was made for."""
     from packaging.specifiers import SpecifierSet
 
     here, needed = platform.python_version(), ""
@@ -109,7 +109,7 @@ def python() -> Iterator[Found]:
 
 
 def packages() -> Iterator[Found]:
-    """Whether every required distribution is there, and in its range."""
+    """Check that every required distribution is there, and in its range."""
     try:
         needed = _needs(PROJECT)
     except metadata.PackageNotFoundError:
@@ -138,7 +138,7 @@ def extras() -> Iterator[Found]:
 
 
 def ray_version() -> Iterator[Found]:
-    """Whether Ray is new enough to be safe, and can be imported."""
+    """Check that Ray is new enough to be safe, and can be imported."""
     from packaging.version import Version
 
     version = _version("ray")
@@ -155,7 +155,7 @@ def ray_version() -> Iterator[Found]:
 
 
 def torch_version() -> Iterator[Found]:
-    """Whether torch can be imported, and which GPUs it sees."""
+    """Check that torch can be imported, and tell which GPUs it sees."""
     if fault := _fault_of_import("torch"):
         yield "problem", f"torch cannot be imported ({fault})", _again("torch")
         return
@@ -274,7 +274,7 @@ def memory() -> Iterator[Found]:
 
 
 def shared_memory() -> Iterator[Found]:
-    """Whether Ray's object stores fit into /dev/shm."""
+    """Check that Ray's object stores fit into /dev/shm."""
     import psutil
 
     try:
@@ -330,7 +330,7 @@ def limits(
 
 
 def sandbox() -> Iterator[Found]:
-    """Whether programs run here, trusted and isolated, each tried out with a program."""
+    """Check that programs run here, trusted and isolated, each tried out with a program."""
     try:
         result = run_program("print(6 * 7)", settings=SandboxSettings(wall_s=20.0))
         if result.stdout != "42\n":
@@ -347,7 +347,7 @@ def sandbox() -> Iterator[Found]:
 
 
 def storage(path: Path) -> Iterator[Found]:
-    """Whether runs can be kept below `path`: made, written, forced to disk, renamed, locked; and how much fits."""
+    """Check that runs can be kept below `path`: made, written, forced to disk, renamed, locked; and how much fits."""
     choose = "choose another folder by --run-dir"
     try:
         with ExitStack() as stack:
@@ -376,7 +376,7 @@ def storage(path: Path) -> Iterator[Found]:
 
 
 def ray_folder() -> Iterator[Found]:
-    """Whether Ray can put its sessions, and sockets with their short paths, where it would."""
+    """Check that Ray can put its sessions, and sockets with their short paths, where it would."""
     folder, largest = ray_temp(), 4_194_303
     try:
         with made(folder), tempfile.TemporaryFile(dir=folder):
@@ -395,7 +395,7 @@ def ray_folder() -> Iterator[Found]:
 
 
 def socket_paths(folder: Path, pid: int, largest_pid: int) -> Found:
-    """Whether Ray's sockets have room below `folder` for sessions of a process with a number as long as `pid`, or as `largest_pid`."""
+    """Check that Ray's sockets have room below `folder` for sessions of a process with a number as long as `pid`, or as `largest_pid`."""
     session = "session_2026-01-01_00-00-00_000000"
     now, longest = (len(os.fsencode(folder / f"{session}_{number}" / LONGEST_SOCKET)) for number in (pid, largest_pid))
     mend = "export RAY_TMPDIR to a shorter path, such as /tmp"

@@ -62,12 +62,12 @@ def keys() -> Iterator[Found]:
 
 
 def _wants_tokens() -> bool:
-    """Whether RAY_AUTH_MODE asks for tokens outright, as Ray reads it."""
+    """True if RAY_AUTH_MODE asks for tokens outright, as Ray reads it."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 def token() -> Iterator[Found]:
-    """Whether Ray asks for a token, has one (where it would look, in its own order), and keeps it from others."""
+    """Check that Ray asks for a token, has one (where it would look, in its own order), and keeps it from others."""
     mode, named = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
     if mode is not None and not _wants_tokens():  # left to itself, a new local Ray asks for tokens
         what = "RAY_AUTH_MODE turns Ray's tokens off" + ("" if mode.lower() == "disabled" else " (it is neither `token` nor `disabled`)")
@@ -110,7 +110,7 @@ def token() -> Iterator[Found]:
 
 
 def cluster() -> Iterator[Found]:
-    """Whether the cluster in RAY_ADDRESS can be reached; without one, whether `ray start` has left one here."""
+    """Check that the cluster in RAY_ADDRESS can be reached; without one, tell whether `ray start` has left one here."""
     address, left = os.environ.get("RAY_ADDRESS", ""), ray_temp() / "ray_current_cluster"
     target, says = host_and_port(address), "RAY_ADDRESS names"
     if address in ("", "local", "auto"):
@@ -149,7 +149,7 @@ def host_and_port(address: str) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, seen from itself alone. Names other than localhost are taken for others."""
+    """True if a host is this machine, seen from itself alone. Names other than localhost are taken for others."""
     try:
         return ip_address(host.removeprefix("::ffff:")).is_loopback
     except ValueError:

@@ -45,7 +45,11 @@ def interruptible() -> Iterator[None]:
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
     _noted = _last = None
-    _installed.update(number for number, handler in before.items() if _gives_way(handler))
+    _installed.update(
+        number
+        for number, handler in before.items()
+        if handler in (signal.default_int_handler, signal.SIG_DFL) or str(getattr(handler, "__module__", "")).startswith("ray.")
+    )
     _install()
     try:
         yield
@@ -58,10 +62,6 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, before[number])
         _installed.clear()
         _noted = _last = None  # a driver that is called by itself later looks for a signal, too
-
-
-def _gives_way(handler: Any) -> bool:
-    return handler in (signal.default_int_handler, signal.SIG_DFL) or str(getattr(handler, "__module__", "")).startswith("ray.")
 
 
 def _install() -> None:

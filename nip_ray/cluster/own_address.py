@@ -1,4 +1,4 @@
-"""Whether a request to a server on this machine comes from who may ask it, and not from a page of the outside world in a browser here.
+"""Refuses requests to a server on this machine that come from a page of the outside world in a browser here.
 
 Decisions that matter here:
 - such a page could ask through a name that it lets point here (DNS rebinding). So the Host header must be the address that is listened on,
@@ -18,7 +18,7 @@ _UNASKED = ("", "text/plain", "application/x-www-form-urlencoded")
 
 
 def is_own(asked: str, host: str, port: int) -> bool:
-    """Whether a Host header names the server on this host and port, so that no other name for its address was used."""
+    """True if a Host header names the server on this host and port, so that no other name for its address was used."""
     name, colon, number = asked.rpartition(":")
     if not colon or number != str(port):
         return False
@@ -43,7 +43,7 @@ def refusal(hosts: Sequence[str], headers: Mapping[str, str], has_body: bool, ho
 
 
 def _in_figures(name: str) -> bool:
-    """Whether a host is an address, which no name server can have pointed elsewhere."""
+    """True if a host is an address, which no name server can have pointed elsewhere."""
     try:
         ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:

@@ -124,7 +124,9 @@ def secure_token() -> None:
     path = Path.home() / ".ray" / "auth_token"
     try:
         _make_token(path)
-        _close_to_others(path)
+        found = path.stat()
+        if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+            path.chmod(0o600)
     except OSError as error:
         hint = "mend it, or give a token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
         raise UserError(f"{path}: Ray's token cannot be kept there ({error.strerror}); {hint}") from error
@@ -146,12 +148,6 @@ def _make_token(path: Path) -> None:
             os.link(aside, path)
     finally:
         aside.unlink()
-
-
-def _close_to_others(path: Path) -> None:
-    found = path.stat()
-    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
-        path.chmod(0o600)
 
 
 # ------------------------------------------------------------------------------------------------------------- joining

@@ -148,7 +148,7 @@ def _largest(vectors: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
 
 
 def _holds(bundles: Sequence[Mapping[str, float]], node: Mapping[str, Any]) -> bool:
-    """Whether a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs do not hold three of 0.6."""
+    """True if a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs do not hold three of 0.6."""
     if sum(bundle.get("CPU", 0) for bundle in bundles) > float(node.get("CPU", 0)) + _ROUNDING:
         return False
     left = [1.0] * int(float(node.get("GPU", 0)))

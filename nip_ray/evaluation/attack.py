@@ -80,7 +80,8 @@ def attacked(target: AttackTarget, settings: AttackSettings, report: Report | No
     began = time.perf_counter()
     protocol = target.scenario.protocol
     refuse_unfit(protocol)
-    table = AttackTable(protocol, {"verifier": settings.verifier, "seed": target.seed, "settings": _plain(settings)})
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}  # as JSON has it
+    table = AttackTable(protocol, {"verifier": settings.verifier, "seed": target.seed, "settings": plain})
     wanted = attacked_goals(protocol, settings)
     label_I = target.scenario.label_I[target.held_out]
     for number, goal in enumerate(goal for goal in wanted if bool((label_I != wanted_for(protocol, goal)).any())):
@@ -172,7 +173,9 @@ class _Attack:
     def _attackers(self, tell: Callable[[int, str], None]) -> Iterator[Attacker]:
         """Trained ones first: among equals the first counts."""
         done = 0
-        for kind, size, seed in self._to_train():
+        to_train = [("fresh", size, seed) for size in self.settings.sizes for seed in range(self.settings.seeds)]
+        to_train += [("continued", 1, seed) for seed in range(self.settings.seeds)] if self.settings.continued else []
+        for kind, size, seed in to_train:
             name = f"{kind}/seed={seed}" if kind == "continued" else f"{kind}/size={size}/seed={seed}"
             networks = self._beginners(kind, size, stable_seed(self.seed, name))
             if networks is None:
@@ -219,11 +222,6 @@ class _Attack:
         for agent, network in networks.items():
             network.load_state_dict(kept[agent])
         return replace(attacker, iterations=length, curve=curve, budget=tuple(budget))
-
-    def _to_train(self) -> Iterator[tuple[str, int, int]]:
-        yield from (("fresh", size, seed) for size in self.settings.sizes for seed in range(self.settings.seeds))
-        if self.settings.continued:
-            yield from (("continued", 1, seed) for seed in range(self.settings.seeds))
 
     def _beginners(self, kind: str, size: int, seed: int) -> dict[str, nn.Module] | None:
         """What training begins with; None where the run's own provers are scripts, with nothing to continue from."""
@@ -358,7 +356,7 @@ class _Attack:
 
 
 def _asks(protocol: Protocol) -> bool:
-    """Whether the verifier says anything before a prover's last turn."""
+    """True if the verifier says anything before a prover's last turn."""
     turn_RA = protocol.turn_table_SKAC.any(3).any(0)
     rounds = {agent: turn_RA[:, place].nonzero().flatten().tolist() for place, agent in enumerate(protocol.agents)}
     first = min((r for agent in protocol.verifiers for r in rounds[agent]), default=protocol.max_rounds)
@@ -367,11 +365,6 @@ def _asks(protocol: Protocol) -> bool:
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: part.shape for name, part in state.items()}
-
-
-def _plain(settings: AttackSettings) -> dict[str, Any]:
-    """As JSON has it: lists for tuples."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
 
 
 def _described(attacker: Attacker) -> dict[str, Any]:

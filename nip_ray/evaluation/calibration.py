@@ -1,4 +1,4 @@
-"""Whether a verifier is as often right as it is sure: reliability by bins, Brier score, expected calibration error.
+"""Calibration of a verifier, as often right as it is sure or not: reliability by bins, Brier score, expected calibration error.
 
 Decisions that matter here:
 - what is graded is p, the verifier's probability of acceptance among its two verdicts, p(accept) / (p(accept) + p(reject)), at the turn in
@@ -16,7 +16,6 @@ Decisions that matter here:
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,8 +48,12 @@ def calibration(staged: Staged, seed: int) -> dict[str, Any]:
         "undecided": proportion(count - len(y_N), count).record(),
         "selective": selective(graded_N, y_N, count, staged.chance_BRD.shape[-1] > 3),
     }
-    bin_N = _bins(graded_N)
-    return {**found, "bins": [_bin(number, graded_N[bin_N == number], y_N[bin_N == number]) for number in sorted(set(bin_N.tolist()))]}
+    bin_N, bins = _bins(graded_N), []
+    for number in sorted(set(bin_N.tolist())):
+        graded_K, y_K = graded_N[bin_N == number], y_N[bin_N == number]
+        ends = {"from": number / NUM_BINS, "to": (number + 1) / NUM_BINS}
+        bins.append({**ends, "confidence": float(graded_K.mean()), "positive": proportion(int(y_K.sum()), len(y_K)).record()})
+    return {**found, "bins": bins}
 
 
 def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
@@ -99,11 +102,6 @@ def graded_verdicts(staged: Staged) -> tuple[Array, Array]:
 
 def _bins(graded_N: Array) -> npt.NDArray[np.int64]:
     return np.minimum((graded_N * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-
-
-def _bin(number: int, graded_K: Array, y_K: Array) -> Mapping[str, Any]:
-    ends = {"from": number / NUM_BINS, "to": (number + 1) / NUM_BINS}
-    return {**ends, "confidence": float(graded_K.mean()), "positive": proportion(int(y_K.sum()), len(y_K)).record()}
 
 
 def _gaps(graded_N: Array, y_N: npt.NDArray[Any]) -> Array:

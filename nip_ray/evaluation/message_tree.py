@@ -33,7 +33,7 @@ class TooManyNodes(Exception):
 
 
 def exact_for(protocol: Protocol) -> bool:
-    """Whether a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast before, and an attacker
+    """True if a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast before, and an attacker
     who chooses its side must do so in the first round, with nobody beside it.
     """
     if protocol.chooser is not None and {agent for agent, _ in protocol.turns[0][0]} != {protocol.chooser}:
@@ -93,7 +93,12 @@ class MessageTree:
         if round_ + 1 == self.scenario.protocol.max_rounds:  # nobody hears what is said now
             decided_NW2[:, :, 1] += on_NW
             return decided_NW2
-        children = self._said(play, asked)
+        # All that can be said in this round; raises TooManyNodes where that alone is too much to be held.
+        children = _Children(play.main_BRACM[:, play.round], len(self.ways))
+        order = [*self.attackers, *(agent for agent in play.protocol.agents if agent not in self.attackers)]  # those who maximise first
+        for agent in order:
+            if agent in asked:
+                self._say(children, play, agent, *asked[agent])
         open_K = (on_NW[children.parent_K] > 0).any(1).nonzero().flatten()
         value_KW2 = torch.zeros(len(children.parent_K), len(self.ways), 2, device=main_NRACM.device)
         if len(open_K):
@@ -124,15 +129,6 @@ class MessageTree:
             wrong_NV = torch.arange(protocol.undecided, device=play.device) != play.state.y_B[:, None]
             decided_NW2 = torch.stack([chance_NWD[:, :, self.wanted], (chance_NWD[:, :, :-1] * wrong_NV[:, None]).sum(-1)], -1)
         return decided_NW2, on_NW, asked
-
-    def _said(self, play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]]) -> "_Children":
-        """All that can be said in a round. Raises TooManyNodes where that alone is too much to be held."""
-        children = _Children(play.main_BRACM[:, play.round], len(self.ways))
-        order = [*self.attackers, *(agent for agent in play.protocol.agents if agent not in self.attackers)]  # those who maximise first
-        for agent in order:
-            if agent in asked:
-                self._say(children, play, agent, *asked[agent])
-        return children
 
     def _chances(self, play: BatchedPlay, copy_N: Tensor, policy: Policy) -> Tensor:
         """(all copies, W, D) of one who decides: its chances of each verdict and of continuing, which is certain where it has no turn."""

@@ -52,7 +52,11 @@ def message_value(
     def changed(way: str, provers: Sequence[str]) -> dict[str, Any]:
         players = {agent: Player(network) for agent, network in networks.items()}
         for prover in provers:
-            players[prover] = _changed(way, networks[prover], id_B, generator(seed, "shuffled", prover))
+            if way == "other_instance":
+                players[prover] = Player(networks[prover], shown_B=id_B.roll(-1))  # in random order, so that it is a random cycle
+            else:
+                edit = silence if way == "silenced" else _shuffling(generator(seed, "shuffled", prover))
+                players[prover] = Player(networks[prover], edit=edit)
         rollout = stage_all(play, players, id_B, seed_B, batch).rollout
         changed_B = (judged(protocol, rollout)[who].verdict_B == rollout.y_B).cpu().numpy()
         accuracy = proportion(int(changed_B.sum()), len(changed_B))
@@ -62,12 +66,6 @@ def message_value(
     if len(protocol.provers) > 1:
         found["without"] = {prover: changed("silenced", [prover]) for prover in protocol.provers}
     return found
-
-
-def _changed(way: str, network: nn.Module, id_B: Tensor, order: torch.Generator) -> Player:
-    if way == "other_instance":
-        return Player(network, shown_B=id_B.roll(-1))  # in random order, so that it is a random cycle
-    return Player(network, edit=silence if way == "silenced" else _shuffling(order))
 
 
 def _shuffling(order: torch.Generator) -> Edit:

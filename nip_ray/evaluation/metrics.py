@@ -62,7 +62,13 @@ def evaluation_record(
     """
     found = {name: proportion(*count, level).record() for name, count in _counts(protocol, rollout, groups).items()}
     if not protocol.two_verdicts:
-        found |= {name: proportion(*count, level).record() for name, count in _confusion(protocol, rollout).items()}
+        # Of the instances of each label, how many got each verdict.
+        verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
+        counts = {}
+        for label, name in enumerate(protocol.verdicts):
+            given = np.bincount(verdict_B[y_B == label], minlength=protocol.undecided + 1).tolist()
+            counts |= {f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)}
+        found |= {name: proportion(*count, level).record() for name, count in counts.items()}
     if (honesty := _score_difference(protocol, rollout)).estimate is not None:
         found["score_difference"] = honesty.record()
     return found | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
@@ -79,16 +85,6 @@ def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) 
             own = verdict_counts(protocol, seen.copies(role_B), {}, who)
             counts |= {f"{name}/role={role}": count for name, count in own.items() if name.count("/") == 1}
     return counts
-
-
-def _confusion(protocol: Protocol, rollout: Rollout) -> dict[str, tuple[int, int]]:
-    """Of the instances of each label, how many got each verdict."""
-    verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
-    found = {}
-    for label, name in enumerate(protocol.verdicts):
-        given = np.bincount(verdict_B[y_B == label], minlength=protocol.undecided + 1).tolist()
-        found |= {f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)}
-    return found
 
 
 def _score_difference(protocol: Protocol, rollout: Rollout) -> Mean:
@@ -166,17 +162,12 @@ def symbol_distance(scenario: Scenario, rollout: Rollout) -> tuple[float, int] |
     total, weight = 0.0, 0
     for factor in there_BF.any(0).nonzero().flatten().tolist():
         copy_N = there_BF[:, factor].nonzero().flatten()
-        kinds = [scenario.symbol_kinds(rollout.id_B[copy_N], said_BF[copy_N, factor]) for said_BF in (first_BF, second_BF)]
-        total += _variation(*kinds) * len(copy_N)
+        first_N, second_N = (scenario.symbol_kinds(rollout.id_B[copy_N], said_BF[copy_N, factor]) for said_BF in (first_BF, second_BF))
+        size = int(torch.maximum(first_N.max(), second_N.max())) + 1
+        counts = torch.bincount(first_N, minlength=size) - torch.bincount(second_N, minlength=size)
+        total += float(counts.abs().sum()) / (2 * len(first_N)) * len(copy_N)
         weight += len(copy_N)
     return (total / weight, rollout.num_copies) if weight else None
-
-
-def _variation(first_N: Tensor, second_N: Tensor) -> float:
-    """Total variation between the empirical distributions of two samples of one size."""
-    size = int(torch.maximum(first_N.max(), second_N.max())) + 1
-    counts = torch.bincount(first_N, minlength=size) - torch.bincount(second_N, minlength=size)
-    return float(counts.abs().sum()) / (2 * len(first_N))
 
 
 def worst_case(protocol: Protocol, rollouts: Sequence[Rollout], groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, Any]:

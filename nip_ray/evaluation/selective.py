@@ -44,7 +44,7 @@ def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False)
     order_N = np.argsort(-sure_N, kind="stable")
     wrong_N = (y_N < 0.5 if of_verdict else (graded_N > 0.5) != (y_N > 0.5)).astype(np.float64)[order_N]
     even_N = _even(sure_N[order_N], wrong_N)
-    risk_N = _risks(even_N)
+    risk_N = np.cumsum(even_N) / np.arange(1, len(even_N) + 1)
     shown = np.unique(np.linspace(0, len(risk_N) - 1, min(_POINTS, len(risk_N))).round().astype(int)) if len(risk_N) else []
     return {
         "area": area(risk_N, even_N).record(),
@@ -77,11 +77,6 @@ def _chances(wrong_N: Array) -> Array:
     reach, place_N, sum_N = max(2, n // 10), np.arange(n), np.concatenate([[0.0], np.cumsum(wrong_N)])
     first_N, last_N = np.maximum(0, place_N - reach), np.minimum(n, place_N + reach + 1)
     return (sum_N[last_N] - sum_N[first_N] + 0.5) / (last_N - first_N + 1)
-
-
-def _risks(even_N: Array) -> Array:
-    """(N,) the share of wrong verdicts among the 1, 2, ..., N surest."""
-    return np.cumsum(even_N) / np.arange(1, len(even_N) + 1)
 
 
 def _ends(risk_N: Array, k: int) -> dict[str, float]:

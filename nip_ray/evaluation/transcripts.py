@@ -43,6 +43,8 @@ def transcript_records(
         judged = {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
         if rollout.vote_BM is not None:
             judged["votes"] = {agent: words[vote] for agent, vote in zip(scenario.protocol.verifiers, rollout.vote_BM[copy].tolist())}
+        device = scenario.label_I.device
+        linear = None if rollout.linear_BRACM is None else rollout.linear_BRACM[copy : copy + 1].to(device)
         yield {
             "instance": int(rollout.id_B[copy]),
             **({"label": label} if judged else {}),
@@ -52,7 +54,7 @@ def transcript_records(
             **judged,
             "reward": {agent: round(total, 6) for agent, total in zip(scenario.protocol.agents, totals)},
             "rounds": [{"round": r, "turns": _turns(scenario, rollout, chances_BRAD, copy, r)} for r in range(length)],
-            **_extras(scenario, rollout, copy, networks),
+            **scenario.record_extras(int(rollout.id_B[copy]), Dialogue(rollout.main_BRACM[copy : copy + 1].to(device), linear), networks),
         }
 
 
@@ -66,7 +68,10 @@ def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mappi
         copy_N, round_N = rollout.turn_BRA[:, :, a].nonzero(as_tuple=True)
         if network is None or agent not in protocol.deciders or len(copy_N) == 0:
             continue
-        obs = _observed(scenario, rollout, agent, copy_N, round_N)
+        device = scenario.label_I.device
+        said = Dialogue(rollout.main_BRACM, rollout.linear_BRACM).rows(copy_N).before(round_N)
+        said = Dialogue(said.main.to(device), None if said.linear is None else said.linear.to(device))
+        obs = scenario.observe(agent, rollout.id_B[copy_N].to(device), said, round_N.to(device), rollout.seed_B[copy_N].to(device))
         training = network.training
         policy, _ = network.eval()(obs, True, False)
         network.train(training)
@@ -95,19 +100,6 @@ def keep_pictures(run_dir: Path, scenario: Scenario, ids: Iterable[int]) -> None
     if found := instance_pictures(scenario, missing):
         document = {"format": "nip_ray.instances", "version": VERSION, "pictures": {**known, **found}}
         write_atomically(run_dir / INSTANCES, json.dumps(document, separators=(",", ":"), allow_nan=False).encode())
-
-
-def _observed(scenario: Scenario, rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor) -> dict[str, Tensor]:
-    device = scenario.label_I.device
-    said = Dialogue(rollout.main_BRACM, rollout.linear_BRACM).rows(copy_N).before(round_N)
-    said = Dialogue(said.main.to(device), None if said.linear is None else said.linear.to(device))
-    return scenario.observe(agent, rollout.id_B[copy_N].to(device), said, round_N.to(device), rollout.seed_B[copy_N].to(device))
-
-
-def _extras(scenario: Scenario, rollout: Rollout, copy: int, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-    device = scenario.label_I.device
-    linear = None if rollout.linear_BRACM is None else rollout.linear_BRACM[copy : copy + 1].to(device)
-    return scenario.record_extras(int(rollout.id_B[copy]), Dialogue(rollout.main_BRACM[copy : copy + 1].to(device), linear), networks)
 
 
 def _turns(scenario: Scenario, rollout: Rollout, chances_BRAD: Tensor, copy: int, r: int) -> list[dict[str, Any]]:

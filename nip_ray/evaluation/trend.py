@@ -1,4 +1,4 @@
-"""Whether a figure rises or falls over training: the slope of a line through its evaluations, with an interval that heeds that they wander.
+"""The trend of a figure over training: the slope of a line through its evaluations, with an interval that heeds that they wander.
 
 Decisions that matter here:
 - evaluations that follow one another are alike, so the interval of least squares as if they were independent is far too narrow. Their

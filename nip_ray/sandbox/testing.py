@@ -50,7 +50,7 @@ class TestReport:
 
     @property
     def all_passed(self) -> bool:
-        """Whether every test passed."""
+        """True if every test passed."""
         return self.passed == len(self.statuses)
 
 
@@ -84,7 +84,14 @@ def run_calls(solution: str, function_name: str, calls: Sequence[list[Any]], set
 
     def call(arguments: list[Any]) -> CallResult:
         files = {"solution.py": source, "call.json": json.dumps([function_name, arguments]).encode()}
-        return _call_result(run_within(_caller(), "", settings, files))
+        result = run_within(_caller(), "", settings, files)
+        if result.status == "timeout":
+            return CallResult("timeout", None)
+        if result.status == "output_limit":
+            return CallResult("error", "ValueTooLarge")
+        if result.status != "ok" or not result.stdout:
+            return CallResult("error", "ProcessDied")
+        return decoded(result.stdout)
 
     return list(threads().map(call, calls))
 
@@ -99,16 +106,6 @@ def _judge(result: SandboxResult, expected: str) -> TestStatus:
 
 def _plain(text: str) -> list[str]:
     return [line.rstrip(BLANKS) for line in text.rstrip(BLANKS + "\n").split("\n")]
-
-
-def _call_result(result: SandboxResult) -> CallResult:
-    if result.status == "timeout":
-        return CallResult("timeout", None)
-    if result.status == "output_limit":
-        return CallResult("error", "ValueTooLarge")
-    if result.status != "ok" or not result.stdout:
-        return CallResult("error", "ProcessDied")
-    return decoded(result.stdout)
 
 
 def decoded(text: str | bytes) -> CallResult:

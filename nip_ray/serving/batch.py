@@ -126,8 +126,14 @@ class ContinuousBatch:
             self.waiting = deque([*joining, *waiting[room:]])
         while self.waiting and len(self.rows) < self._slots.num_slots:
             self._prefill()
-        if self.rows:
-            self._step()
+        if self.rows:  # one more token for every row
+            last = torch.tensor([row.tokens[-1] for row in self.rows])
+            lengths = torch.tensor([len(self._slots.tokens[slot]) for slot in range(len(self.rows))])
+            logits = self._forward(last[:, None], lengths[:, None], 0)
+            for slot, row in enumerate(self.rows):
+                self._slots.tokens[slot].append(row.tokens[-1])
+            self._slots.changed()
+            self._take(logits, 0)
 
     def _grammar(self, schema: Mapping[str, Any]) -> Grammar:
         key = json.dumps(schema)
@@ -171,16 +177,6 @@ class ContinuousBatch:
             self.rows.extend(row for _, row in further)
             logits = torch.cat([logits, logits[torch.tensor([slot - first for slot, _ in further], device=logits.device)]])
         self._take(logits, first)
-
-    def _step(self) -> None:
-        """One more token for every row."""
-        last = torch.tensor([row.tokens[-1] for row in self.rows])
-        lengths = torch.tensor([len(self._slots.tokens[slot]) for slot in range(len(self.rows))])
-        logits = self._forward(last[:, None], lengths[:, None], 0)
-        for slot, row in enumerate(self.rows):
-            self._slots.tokens[slot].append(row.tokens[-1])
-        self._slots.changed()
-        self._take(logits, 0)
 
     def _forward(self, ids_BQ: Tensor, position_BQ: Tensor, first: int) -> Tensor:
         """Logits (B, V) after the last of these tokens, whose rows are the slots from `first` on. Negative positions are padding."""

@@ -152,7 +152,7 @@ class ChatFormat:
         return SHAPES[-1]
 
     def _shows(self, chat: Chat) -> bool:
-        """Whether the template accepts a chat, shows every word of it, and does so with a reply, which then stands behind all that."""
+        """True if the template accepts a chat, shows every word of it, and does so with a reply, which then stands behind all that."""
         words = {word for message in chat for word in message["content"].split()}
         plain = [self._plain(message) for message in chat]
         try:
@@ -164,7 +164,7 @@ class ChatFormat:
 
     @cached_property
     def joins(self) -> bool:
-        """Whether the tokens of any chat are those of its messages one after the other, and of what announces a reply, and a reply is shown
+        """True if the tokens of any chat are those of its messages one after the other, and of what announces a reply, and a reply is shown
         alike after any chat.
         """
         shape, shown = self._shape, set()

@@ -103,7 +103,7 @@ class Grammar:
         return self._after(state, self._pieces[token]) if token < len(self._pieces) and self._pieces[token] else None
 
     def is_end(self, state: State) -> bool:
-        """Whether the object is whole."""
+        """True if the object is whole."""
         return state.part == len(self._parts)
 
     def allowed(self, state: State) -> Tensor:

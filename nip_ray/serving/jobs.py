@@ -162,7 +162,7 @@ class JobStore:
         return done
 
     def cancel_wanted(self, job_id: str) -> bool:
-        """Whether somebody asked for an end of the job."""
+        """True if somebody asked for an end of the job."""
         return (self.jobs / job_id / "cancel").exists()
 
     def add_event(self, job_id: str, step: int, loss: float) -> None:

@@ -115,6 +115,6 @@ async def _run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def bearer_is(digest: str, headers: Mapping[str, str]) -> bool:
-    """Whether the request has the bearer token with this SHA-256 sum."""
+    """True if the request has the bearer token with this SHA-256 sum."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     return kind.lower() == "bearer" and sha256(token.encode()).hexdigest() == digest

@@ -112,7 +112,7 @@ def lock(file: IO[Any] | FileIO, path: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of the file at `path`."""
+    """True if a process holds the lock of the file at `path`."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -120,7 +120,7 @@ class RunFolder:
 
     @property
     def writable(self) -> bool:
-        """Whether this object holds the lock."""
+        """True if this object holds the lock."""
         return self._lock is not None
 
     def config_yaml(self) -> str:
@@ -233,7 +233,7 @@ class RunFolder:
         """Remove the transcripts of iterations after `iteration`. Raises UserError when the folder cannot be written."""
         self._require_lock()
         for name in self.transcript_names():
-            if _iteration_of(name) > iteration:
+            if int(name.rpartition("-")[2]) > iteration:
                 path = self._transcript(name)
                 try:
                     path.unlink(missing_ok=True)
@@ -315,7 +315,7 @@ def read_export(folder: RunFolder) -> dict[str, Any]:
 
 
 def only_begun(path: Path) -> bool:
-    """Whether `path` is the folder of a run that ended while it was built: nothing was computed that it could continue from."""
+    """True if `path` is the folder of a run that ended while it was built: nothing was computed that it could continue from."""
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     return CONFIG in found and found <= _BEFORE_THE_FIRST_ITERATION
 
@@ -487,10 +487,6 @@ def _refuse_newer(path: Path) -> None:
 
 def _format(name: str) -> str:
     return f"nip_ray.{name.removesuffix('.json')}"
-
-
-def _iteration_of(transcript: str) -> int:
-    return int(transcript.rpartition("-")[2])
 
 
 def _version_of(package: str) -> str | None:

@@ -39,7 +39,7 @@ def mark_finished(folder: RunFolder) -> None:
 
 
 def is_finished(folder: RunFolder) -> bool:
-    """Whether `mark_finished` was called under the present config."""
+    """True if `mark_finished` was called under the present config."""
     return (folder.path / IDENTITY).is_file() and folder.read_json(IDENTITY).get("finished") == _digest(folder)
 
 

@@ -139,7 +139,8 @@ def look_at(path: Path, above: Path) -> Listed:
     if METRICS in marks:
         last, headline, fault = _tail(path / METRICS, marks[METRICS])
         faults += [fault] if fault else []
-    done, total = last.get("iteration", 0), _total(config)
+    done, planned = last.get("iteration", 0), config.get("iterations", _inner(config, "driver", "timesteps"))
+    total = planned if type(planned) is int else None
     ended = False
     try:
         ended = CONFIG in marks and (is_finished(RunFolder(path, None)) or _runner_ended(path, config, done, total))
@@ -247,11 +248,6 @@ def _inner(config: Mapping[str, Any], *keys: str) -> Any:
     return config or ""
 
 
-def _total(config: Mapping[str, Any]) -> int | None:
-    total = config.get("iterations", _inner(config, "driver", "timesteps"))
-    return total if type(total) is int else None
-
-
 def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:
     """(task, protocol, algorithm); of a runner file environment, nothing, and the learners' algorithms."""
     if "environment" in config:
@@ -264,7 +260,7 @@ def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _runner_ended(path: Path, config: Mapping[str, Any], done: int, total: int | None) -> bool:
-    """Whether a run of a runner file has made all its timesteps, and its evaluation where it has one."""
+    """True if a run of a runner file has made all its timesteps, and its evaluation where it has one."""
     if "environment" not in config or total is None or done < total:
         return False
     return not _inner(config, "evaluation", "timesteps") or (path / "runner_evaluation.json").is_file()

@@ -63,7 +63,7 @@ class Place:
 
 
 def is_mirror(source: Path | str) -> bool:
-    """Whether `source` is an address in a store, also one that was a `Path` for a while and has lost a slash by that."""
+    """True if `source` is an address in a store, also one that was a `Path` for a while and has lost a slash by that."""
     return _KNOWN.match(str(source)) is not None
 
 
@@ -160,7 +160,7 @@ class Store:
                 file.write(chunk)
 
     def leads_out(self, name: str) -> bool:
-        """Whether `name` would lie outside its folder, here or there."""
+        """True if `name` would lie outside its folder, here or there."""
         path = PurePosixPath(name)
         if _CONTROL.search(name) or path.is_absolute() or str(path) != name or ".." in path.parts:
             return True

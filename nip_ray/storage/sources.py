@@ -31,7 +31,7 @@ _NUMBERED = re.compile(r":v\d+")
 
 
 def is_artifact(source: Path | str) -> bool:
-    """Whether `source` names something that has to be fetched, at Weights & Biases or in a store, instead of a file or folder."""
+    """True if `source` names something that has to be fetched, at Weights & Biases or in a store, instead of a file or folder."""
     return str(source).startswith(WANDB) or is_mirror(source)
 
 

@@ -60,6 +60,7 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
     if best is not None:
         about.append([("Its best trial is ", ""), (best.trial_id, _report(folder, best)), (f" (seed {best.seed}).", "")])
     machine = json.dumps({key: value for key, value in environment().items() if key != "started"}, indent=2)
+    gap = gap_map(folder, spec, summary)
     page = sections(
         "sweep",
         spec.name[:100],
@@ -74,7 +75,7 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
                 ranked=True,
                 note=_OF_FIGURES + (f" {more[0]} more settings are in sweep.json." if more[0] > 0 else ""),
             ),
-            _gap_section(folder, spec, summary),
+            Section("" if gap is None else f"Accuracy and soundness by {' and '.join(gap['roles'])}", heat=gap),
             Section("Pictures", curves=curves.drawn(list(_panels(spec, summary))), note=_OF_PICTURES),
             Section(
                 "Trials that failed",
@@ -96,13 +97,6 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
     path = folder / PAGE
     write_atomically(path, page.encode("utf-8", errors="replace"))
     return path
-
-
-def _gap_section(folder: Path, spec: SweepSpec, summary: Summary) -> Any:
-    from nip_ray.evaluation.report.page import Section
-
-    gap = gap_map(folder, spec, summary)
-    return Section("" if gap is None else f"Accuracy and soundness by {' and '.join(gap['roles'])}", heat=gap)
 
 
 def _report(folder: Path, trial: TrialRecord) -> str:

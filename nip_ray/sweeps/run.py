@@ -96,7 +96,10 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
 
 def folder_of(spec: SweepSpec) -> Path:
     """`storage_path/NAME`. Raises UserError for a storage path that is none."""
-    return _storage(spec) / spec.name
+    path = spec.settings.storage_path
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", path):  # one slash: the second is lost where a path is made of it
+        raise UserError(f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it where it lies elsewhere)")
+    return Path(path) / spec.name
 
 
 def free_folder(spec: SweepSpec) -> Path:
@@ -267,14 +270,6 @@ def _copy_best(folder: Path, summary: Summary) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
-
-
-def _storage(spec: SweepSpec) -> Path:
-    """The folder in which sweeps are made. Raises UserError for an address of something else."""
-    path = spec.settings.storage_path
-    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", path):  # one slash: the second is lost where a path is made of it
-        raise UserError(f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it where it lies elsewhere)")
-    return Path(path)
 
 
 @contextmanager

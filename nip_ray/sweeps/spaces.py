@@ -40,7 +40,7 @@ class Kind:
 
     @property
     def quantised(self) -> bool:
-        """Whether values are multiples of a step."""
+        """True if values are multiples of a step."""
         return "step" in self.arguments
 
 
@@ -68,12 +68,12 @@ class Space:
 
     @property
     def listed(self) -> bool:
-        """Whether its values are listed one by one."""
+        """True if its values are listed one by one."""
         return self.kind in ("choice", "grid")
 
     @property
     def log(self) -> bool:
-        """Whether equal ratios are equally likely."""
+        """True if equal ratios are equally likely."""
         return KINDS[self.kind].log
 
     def data(self) -> dict[str, list[Any]]:
@@ -82,7 +82,7 @@ class Space:
 
 
 def looks_like_space(value: Any) -> bool:
-    """Whether `value` can only be meant as a space: a mapping in which a kind holds a list."""
+    """True if `value` can only be meant as a space: a mapping in which a kind holds a list."""
     return isinstance(value, Mapping) and any(key in KINDS and isinstance(item, list | tuple) for key, item in value.items())
 
 

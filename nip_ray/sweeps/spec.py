@@ -125,7 +125,7 @@ class SweepSpec:
 
 
 def is_sweep(data: Mapping[str, Any]) -> bool:
-    """Whether a mapping read from a file is a sweep: it has the key `sweep`, or a search space somewhere."""
+    """True if a mapping read from a file is a sweep: it has the key `sweep`, or a search space somewhere."""
     return SWEEP in data or any(_holds_space(item) for item in data.values())
 
 
@@ -322,7 +322,7 @@ def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], fault
 
 
 def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Space]) -> Iterator[str]:
-    """What is wrong with cases whatever they change."""
+    """Faults of cases whatever they change."""
     for name, changes in cases.items():
         where = f"{SWEEP}.{CASES}.{name}"
         if _holds_space(changes):
@@ -348,7 +348,7 @@ def _blame(fault: str, values: Mapping[str, Any], first: Mapping[str, Any]) -> s
 
 
 def _spec_faults(spec: SweepSpec) -> Iterator[str]:
-    """What is wrong with a sweep whatever the values are."""
+    """Faults of a sweep whatever the values are."""
     settings, seeds = spec.settings, spec.settings.seeds
     if "name" in spec.spaces:
         yield "name: the sweep's folder is called after it, so it has one value"
@@ -362,19 +362,15 @@ def _spec_faults(spec: SweepSpec) -> Iterator[str]:
         what = "all spaces are grids, and each point of them" if spec.spaces else "there is no search space, and the one setting there is"
         yield f"sweep.num_samples: got {settings.num_samples}, but {what} is tried anyway, leave it out or name sweep.seeds"
     if isinstance(settings.search, OptunaSearch):
-        yield from _optuna_faults(spec)
+        if find_spec("optuna") is None:
+            yield "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use random"
+        for key, space in spec.spaces.items():
+            if space.kind in ("randn", "qloguniform"):
+                yield f"{key}: optuna knows no {space.kind}, use {'uniform' if space.kind == 'randn' else 'loguniform'}"
+        if not spec.spaces:
+            yield "sweep.search.name: there is no search space for optuna to search, add one or use random"
     if isinstance(settings.scheduler, PbtScheduler):
         yield from _pbt_faults(spec)
-
-
-def _optuna_faults(spec: SweepSpec) -> Iterator[str]:
-    if find_spec("optuna") is None:
-        yield "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use random"
-    for key, space in spec.spaces.items():
-        if space.kind in ("randn", "qloguniform"):
-            yield f"{key}: optuna knows no {space.kind}, use {'uniform' if space.kind == 'randn' else 'loguniform'}"
-    if not spec.spaces:
-        yield "sweep.search.name: there is no search space for optuna to search, add one or use random"
 
 
 def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
@@ -395,7 +391,7 @@ def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
 
 
 def _config_faults(settings: SweepSettings, config: AnyConfig) -> Iterator[str]:
-    """What is wrong with a sweep of which `config` is one experiment."""
+    """Faults of a sweep of which `config` is one experiment."""
     fault = _metric_fault(settings.metric, config)
     if fault is not None:
         yield f"sweep.metric: got {settings.metric!r}, {fault}"

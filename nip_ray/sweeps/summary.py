@@ -82,7 +82,7 @@ class SettingSummary:
 
     @property
     def complete(self) -> bool:
-        """Whether every seed ran to its end and has the figure."""
+        """True if every seed ran to its end and has the figure."""
         return len(self.figures) == len(self.trials)
 
 
@@ -113,7 +113,7 @@ def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary
     """What `trials` came to by the metric of `settings`."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
-        groups.setdefault(_identity(trial.values), []).append(trial)
+        groups.setdefault(json.dumps(trial.values, sort_keys=True, default=str), []).append(trial)
     unranked = [_setting(settings.metric, group) for group in groups.values()]
     sign = 1 if settings.mode == "max" else -1
     order = sorted(range(len(unranked)), key=lambda i: _merit(unranked[i], sign))
@@ -235,10 +235,6 @@ def figure_of(trial: TrialRecord, metric: str) -> float | None:
     if value is None and trial.curve:
         value = trial.curve[-1][1]
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _identity(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True, default=str)
 
 
 def _setting(metric: str, trials: Sequence[TrialRecord]) -> SettingSummary:

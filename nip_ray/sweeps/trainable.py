@@ -81,7 +81,8 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
                 session.start(checkpoint, foreign=True)
                 session.save()  # from here on the folder has no checkpoint but those of its own config
                 write_config(folder.path / CONFIG, config_to_yaml(self.experiment))
-                _note(folder, {"iteration": checkpoint.iteration, "from": source, "values": values_of(self.config)})
+                step = {"iteration": checkpoint.iteration, "from": source, "values": values_of(self.config)}
+                folder.write_json(LINEAGE, {"steps": [*_lineage(folder), step]})
         except BaseException:
             session.close()
             raise
@@ -102,7 +103,7 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
         return "", None
 
     def _taken_over(self, folder: RunFolder, wanted: Mapping[str, Any]) -> bool:
-        """Whether an earlier start of this trial continued from there already, with the same values."""
+        """True if an earlier start of this trial continued from there already, with the same values."""
         last = steps[-1] if (steps := _lineage(folder)) else {"from": None}
         return last["from"] == wanted["trial"] and last["iteration"] >= wanted["iteration"] and last["values"] == values_of(self.config)
 
@@ -118,8 +119,3 @@ def _take_rows(folder: RunFolder, source: Path, iteration: int) -> None:
 
 def _lineage(folder: RunFolder) -> list[dict[str, Any]]:
     return folder.read_json(LINEAGE)["steps"] if (folder.path / LINEAGE).is_file() else []
-
-
-def _note(folder: RunFolder, step: Mapping[str, Any]) -> None:
-    """Add a step to `lineage.json`."""
-    folder.write_json(LINEAGE, {"steps": [*_lineage(folder), dict(step)]})

@@ -81,6 +81,10 @@ def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
 
 def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
     """Search and scheduler. known: what the figure of each trial was, at each report, before this process took over."""
+    # A trial may follow another in its process, which saves some seconds of imports each; but members of a population come back to
+    # folders that a process still has open, and a plugin stays imported.
+    plugins = any(key.partition(".")[0] == "plugins" for key in spec.spaces)
+    follow = spec.kind is ExperimentConfig and not isinstance(spec.settings.scheduler, PbtScheduler) and not plugins
     return tune.TuneConfig(
         metric=spec.settings.metric,
         mode=spec.settings.mode,
@@ -89,7 +93,7 @@ def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
         num_samples=spec.num_trials if _tune_draws(spec) else 1,
         trial_dirname_creator=_trial_id,
         trial_name_creator=_trial_id,
-        reuse_actors=_shares_processes(spec),
+        reuse_actors=follow,
     )
 
 
@@ -108,7 +112,7 @@ def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.R
 
 
 def ended(trial: Any) -> bool:
-    """Whether a trial of Tune's is over: done, stopped by the scheduler, or failed for good."""
+    """True if a trial of Tune's is over: done, stopped by the scheduler, or failed for good."""
     return trial.status == "ERROR" or bool((trial.last_result or {}).get("done"))
 
 
@@ -141,7 +145,7 @@ class Watch(tune.Callback):
 
     @property
     def late(self) -> bool:
-        """Whether the sweep has used up its time."""
+        """True if the sweep has used up its time."""
         return self.budget is not None and time.monotonic() - self.began >= self.budget
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -167,7 +171,9 @@ class Watch(tune.Callback):
         """Between any two events."""
         self._end_hanging(trials)
         if self.late or (self.fail_fast and self.failed is not None):
-            _end_tune()
+            if threading.current_thread() is not threading.main_thread():
+                raise StopSweep  # there are no signals in a thread
+            signal.raise_signal(signal.SIGINT)  # ends Tune's loop as Ctrl-C does, with its state written
         if not self.quiet and time.monotonic() - self.told >= PROGRESS_S:
             self.told = time.monotonic()
             running = sum(trial.status == "RUNNING" for trial in trials)
@@ -207,16 +213,8 @@ class Watch(tune.Callback):
 
 
 def _tune_draws(spec: SweepSpec) -> bool:
-    """Whether settings depend on results, so that Tune draws them."""
+    """True if settings depend on results, so that Tune draws them."""
     return isinstance(spec.settings.search, OptunaSearch) or isinstance(spec.settings.scheduler, PbtScheduler)
-
-
-def _shares_processes(spec: SweepSpec) -> bool:
-    """Whether a trial may follow another in its process, which saves some seconds of imports each. Members of a population come back to
-    folders that a process still has open, and a plugin stays imported.
-    """
-    plugins = any(key.partition(".")[0] == "plugins" for key in spec.spaces)
-    return spec.kind is ExperimentConfig and not isinstance(spec.settings.scheduler, PbtScheduler) and not plugins
 
 
 def _search(spec: SweepSpec) -> SearchAlgorithm | Searcher:
@@ -255,13 +253,6 @@ def _scheduler(spec: SweepSpec, known: Mapping[str, Curve]) -> TrialScheduler:
             log_config=False,
         )
     return FIFOScheduler()
-
-
-def _end_tune() -> None:
-    """End Tune's loop as Ctrl-C does, with its state written. Raises StopSweep in a thread, where there are no signals."""
-    if threading.current_thread() is not threading.main_thread():
-        raise StopSweep
-    signal.raise_signal(signal.SIGINT)
 
 
 class _Asha(ASHAScheduler):

@@ -277,7 +277,7 @@ class Parts:
     # ---------------------------------------------------------------------------------------------------------- money
 
     def spending(self) -> Spending:
-        """What the run has cost so far; what jobs under way can cost is uncertain."""
+        """The run's cost so far; what jobs under way can cost is uncertain."""
         found = self._budget.spending
         found.uncertain += under_way(self.journal.entries())
         return found

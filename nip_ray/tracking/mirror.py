@@ -119,7 +119,9 @@ class _Mirror:
                 more = False
                 self._failed(error, last)
             else:
-                self._worked()
+                if self._fault:
+                    say(f"tracker mirror: {self._copier.place.url} is up to date again")
+                self._fault = ""
             if last and not more:
                 return
             if more:
@@ -131,11 +133,6 @@ class _Mirror:
             say(f"warning: tracker mirror: {self._copier.place.url} cannot be written ({one_line(error)}); {again}")
         self._fault = one_line(error)
         self._ask(time.monotonic() + self._interval_s)
-
-    def _worked(self) -> None:
-        if self._fault:
-            say(f"tracker mirror: {self._copier.place.url} is up to date again")
-        self._fault = ""
 
 
 class Copier:

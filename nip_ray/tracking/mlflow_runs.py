@@ -52,6 +52,7 @@ def start(settings: MlflowSettings, run: RunInfo) -> Tracker:
     """A new MLflow run with the parameters of `run`, or the one that it was tracked in before."""
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
+    from mlflow.entities import Param
     from mlflow.tracking import MlflowClient
 
     uri, artifacts = store(settings.tracking_uri)
@@ -63,8 +64,12 @@ def start(settings: MlflowSettings, run: RunInfo) -> Tracker:
     experiment = _experiment(client, settings.experiment, artifacts)
     tags = {"nip_ray.run_id": run.run_id, **({"nip_ray.group": run.group} if run.group else {})}
     made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
-    _keep(run.run_dir, made)
-    _send_config(client, made, run)
+    with RunFolder.open(run.run_dir) as folder:
+        folder.write_json(DOCUMENT, {"run": made})
+    params = [Param(key_of(key), str(value)[:_MAX_VALUE]) for key, value in flat(run.config).items() if value is not None]
+    for first in range(0, len(params), _PARAMS_PER_CALL):
+        client.log_batch(made, params=params[first : first + _PARAMS_PER_CALL])
+    client.log_artifact(made, str(run.run_dir / CONFIG))
     return _Mlflow(client, made, run.resumed_from, settings)
 
 
@@ -142,17 +147,3 @@ def _experiment(client: Any, name: str, artifacts: str | None) -> str:
         if found is None:
             raise
         return found.experiment_id
-
-
-def _keep(run_dir: Path, mlflow_run: str) -> None:
-    with RunFolder.open(run_dir) as folder:
-        folder.write_json(DOCUMENT, {"run": mlflow_run})
-
-
-def _send_config(client: Any, mlflow_run: str, run: RunInfo) -> None:
-    from mlflow.entities import Param
-
-    params = [Param(key_of(key), str(value)[:_MAX_VALUE]) for key, value in flat(run.config).items() if value is not None]
-    for first in range(0, len(params), _PARAMS_PER_CALL):
-        client.log_batch(mlflow_run, params=params[first : first + _PARAMS_PER_CALL])
-    client.log_artifact(mlflow_run, str(run.run_dir / CONFIG))

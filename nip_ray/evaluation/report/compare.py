@@ -300,20 +300,16 @@ def _of_runs(group: Group, key: str) -> list[Figure]:
     return [figure for run in group.runs if (figure := _run_figure(run.source, key)) is not None]
 
 
-def _labels(groups: Sequence[Group]) -> dict[str, str]:
-    """Key -> label of all figures that some run has."""
+def _figures(groups: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
+    """The heads of the columns, and a row for each figure that at least one group has."""
     sources = [run.source for group in groups for run in group.runs]
     paid = {f"{agent}/return": f"Return of {agent}" for source in sources for agent in agents(source.rows)}
     exact = {name: name for source in sources for name in exact_figures(source) if name.count("/") < 3}
     exhaustive = {every_message(source, "soundness") is not None for source in sources if soundness_error(source) is not None}
     how = ", in some runs over all messages, in others against attackers" if len(exhaustive) > 1 else ""
-    return {**NAMES, _ERROR: f"Soundness error: false claims accepted under attack{how}", **paid, **exact}
-
-
-def _figures(groups: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
-    """The heads of the columns, and a row for each figure that at least one group has."""
+    labels = {**NAMES, _ERROR: f"Soundness error: false claims accepted under attack{how}", **paid, **exact}
     rows = []
-    for key, label in _labels(groups).items():
+    for key, label in labels.items():
         cells = [cell(group_figure(group, key), _is_share(key)) for group in groups]
         if any(figure for figure, _ in cells):
             rows.append([short(label, 120), *cells])

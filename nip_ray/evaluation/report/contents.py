@@ -177,7 +177,7 @@ def _wrong_side(source: RunSource) -> str:
 
 
 def _machine(source: RunSource) -> list[tuple[str, str]]:
-    """What it ran on, and with which versions."""
+    """Machine and versions of a run."""
     told = source.environment
     names = {
         "platform": "system",

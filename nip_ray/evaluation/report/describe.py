@@ -66,12 +66,12 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def has_held_out(config: Mapping[str, Any]) -> bool:
-    """Whether the run's evaluation asks about other instances than its training did, as far as the scenario's name tells."""
+    """True if the run's evaluation asks about other instances than its training did, as far as the scenario's name tells."""
     return section(config, "scenario").get("name") not in GAMES_WITHOUT_SPLIT
 
 
 def pays_for_rejection(config: Mapping[str, Any]) -> bool:
-    """Whether some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that does not ship."""
+    """True if some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that does not ship."""
     name = section(config, "protocol").get("name")
     if name not in SHIPPED:
         return True
@@ -174,7 +174,7 @@ def _entries(given: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 def paid(agent: str, table: Protocol) -> str:
-    """What an agent is paid, and for what: in each role, where that differs."""
+    """An agent's pay, and what it is for: in each role, where that differs."""
     said = {role: _paid_by(agent, table, table.payment.of(role)) for role in table.roles or ("",)}
     if len(set(said.values())) == 1:
         return next(iter(said.values()))

@@ -152,8 +152,13 @@ def positions(record: Record) -> list[dict[str, Any]] | None:
 
 def _position(one: Any) -> dict[str, Any] | None:
     """round: of the protocol, in which the host chooses there; the agent answers in the next."""
-    points = _points(one.get("points") if isinstance(one, dict) else None)
-    if points is None:
+    if not isinstance(one, dict):
+        return None
+    try:
+        points = np.asarray(one.get("points"), dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    if points.ndim != 2 or not 1 <= len(points) <= MAX_POINTS or not 2 <= points.shape[1] <= 12 or not np.isfinite(points).all():
         return None
     xy_N2, axes = _flat(points)
     texts = [f"({', '.join(f'{x:g}' for x in point)})" for point in points.tolist()]
@@ -166,15 +171,6 @@ def _position(one: Any) -> dict[str, Any] | None:
         "choice": _coordinates(one.get("choice")),
         "axis": _coordinates([one.get("axis")]) if one.get("axis") is not None else "",
     }
-
-
-def _points(value: Any) -> Floats | None:
-    try:
-        points = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        return None
-    usable = points.ndim == 2 and 1 <= len(points) <= MAX_POINTS and 2 <= points.shape[1] <= 12 and bool(np.isfinite(points).all())
-    return points if usable else None
 
 
 def _flat(points_ND: Floats) -> tuple[Floats, list[tuple[float, float, float, float, str]]]:

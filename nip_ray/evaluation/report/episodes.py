@@ -41,7 +41,11 @@ def browser(source: RunSource) -> dict[str, Any]:
     for number, record in enumerate(ordered, 1):
         episode = shown(record, number, agents, source.pictures if left > 0 else {}, source.items, verdicts_of(source.config))
         episode["label"] = labels.get(episode["label"], f"label {episode['label']}")
-        left -= _weight(episode)
+        # About how many characters the episode takes on the page.
+        picture = episode["picture"]
+        drawn = 0 if picture is None else len(picture.get("uri", "")) + 90 * len(str(picture)) // 60
+        drawn += sum(len(text) for _, text in episode["item"])
+        left -= drawn + sum(600 + len(turn["message"]) for one in episode["rounds"] for turn in one["turns"])
         episodes.append(episode)
         if left < -PAGE_SHARE // 4:
             break
@@ -57,7 +61,7 @@ def browser(source: RunSource) -> dict[str, Any]:
 
 
 def is_right(record: Record) -> bool:
-    """Whether an episode was judged rightly, or not at all."""
+    """True if an episode was judged rightly, or not at all."""
     return record.get("correct") is not False
 
 
@@ -65,14 +69,6 @@ def colours_of(records: Sequence[Record]) -> dict[str, int]:
     """Agent -> its colour, of all who have a turn in these episodes."""
     names = (turn.get("agent") for record in records for turn in _raw_turns(record.get("rounds")))
     return agent_colours(name for name in names if isinstance(name, str))
-
-
-def _weight(episode: Mapping[str, Any]) -> int:
-    """About how many characters an episode takes on the page."""
-    picture = episode["picture"]
-    drawn = 0 if picture is None else len(picture.get("uri", "")) + 90 * len(str(picture)) // 60
-    drawn += sum(len(text) for _, text in episode["item"])
-    return drawn + sum(600 + len(turn["message"]) for one in episode["rounds"] for turn in one["turns"])
 
 
 def shown(
@@ -85,7 +81,7 @@ def shown(
 ) -> dict[str, Any]:
     """One episode. number: on the page. agents: their colours. pictures, items: by instance, as the run's folder has them."""
     raw, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
-    raw = raw if isinstance(raw, list) else []
+    raw, paid = raw if isinstance(raw, list) else [], list(rewards.items()) if isinstance(rewards, dict) else []
     words = (*verdicts, VERDICTS[-1])
     verdict, label = _word(words, record.get("verdict")), _word(words, record.get("label"))
     judged, correct = "verdict" in record, record.get("correct") is True
@@ -103,7 +99,7 @@ def shown(
         "decides": any(turn["decision"] for one in rounds for turn in one["turns"]),
         "in_words": any(turn["in_words"] for one in rounds for turn in one["turns"]),
         "length": short(record.get("length", "?"), 20),
-        "rewards": _rewards(rewards),
+        "rewards": ", ".join(f"{short(agent, 40)} {short(reward, 20)}" for agent, reward in paid[:8]),
         "channels": channels if len(channels) > 1 else [],
         "rounds": rounds,
         "cut": len(raw) > ROUNDS_SHOWN,
@@ -129,12 +125,6 @@ def _flags(label: str, verdict: str, correct: bool) -> list[str]:
     undecided, rejected = verdict == VERDICTS[-1], (label, verdict) == TWO_VERDICTS[::-1]
     marks = {"wrong": not correct, "fooled": not (correct or undecided or rejected), "undecided": undecided}
     return [name for name, holds in marks.items() if holds]
-
-
-def _rewards(rewards: Any) -> str:
-    if not isinstance(rewards, dict):
-        return ""
-    return ", ".join(f"{short(agent, 40)} {short(reward, 20)}" for agent, reward in list(rewards.items())[:8])
 
 
 def _raw_turns(rounds: Any) -> list[Record]:
@@ -195,7 +185,11 @@ def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[s
     """What is drawn beside an episode, with the marks of what was named in which round by whom. Fills in the turns' messages in words."""
     frames = drawings.positions(record)
     if frames is not None:
-        _moves_in_words(frames, rounds)
+        # Coordinates for symbols: the host's choice in a frame's round, and the agent's answer in the next.
+        words = {frame["round"]: frame["choice"] for frame in frames} | {frame["round"] + 1: frame["axis"] for frame in frames}
+        for one in rounds:
+            for turn in one["turns"]:
+                turn["message"] = words.get(one["place"]) or turn["message"]
         return {"kind": "positions", "frames": frames}
     instance = record.get("instance")
     known = pictures.get(str(instance)) if isinstance(instance, int | str) else None
@@ -212,14 +206,6 @@ def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[s
         marks = [{**mark, "x": cell["x"], "y": cell["y"]} for _, cell, mark in _marks(places, rounds)]
         return {"kind": "image", **drawn, "marks": marks}
     return None
-
-
-def _moves_in_words(frames: Sequence[Record], rounds: Sequence[Record]) -> None:
-    """Coordinates for symbols: what the host chooses in a frame's round, and what the agent answers in the next."""
-    words = {frame["round"]: frame["choice"] for frame in frames} | {frame["round"] + 1: frame["axis"] for frame in frames}
-    for one in rounds:
-        for turn in one["turns"]:
-            turn["message"] = words.get(one["place"]) or turn["message"]
 
 
 def _marks(places: Mapping[int, tuple[int, Record, str]], rounds: list[dict[str, Any]]) -> list[tuple[int, Record, dict[str, Any]]]:

@@ -58,7 +58,7 @@ def find(source: RunSource) -> Findings:
     """The findings of a run."""
     chance, baseline = _chance(source), solo_baseline(source)
     seeds = "Other seeds: this is one run."
-    if _is_game(source):
+    if agents(source.rows) and not any("/verifier/accuracy" in key for row in source.rows for key in row):  # a game without a verifier
         return Findings(_game_sentence(source), [], [seeds], None, chance, None, "plain")
     mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
     attacked, broken, not_tried = _attacked(source, None if mode is None else held_out(source, mode, "verifier/completeness"))
@@ -114,7 +114,7 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
 
 
 def _can_search(config: Mapping[str, Any]) -> bool:
-    """Whether the key `search` is one that this config could have."""
+    """True if the key `search` is one that this config could have."""
     from nip_ray.config.load import config_from_dict
     from nip_ray.config.search_rules import search
 
@@ -150,11 +150,6 @@ def played_figures(source: RunSource) -> dict[str, Figure]:
     table = source.evaluation.get("figures")
     found = {name: figure_of(record) for name, record in table.items()} if isinstance(table, dict) else {}
     return {name: figure for name, figure in found.items() if figure is not None}
-
-
-def _is_game(source: RunSource) -> bool:
-    """Whether nobody gave a verdict, though somebody was paid."""
-    return bool(agents(source.rows)) and not any("/verifier/accuracy" in key for row in source.rows for key in row)
 
 
 def _game_sentence(source: RunSource) -> str:

@@ -47,7 +47,7 @@ class Section:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show."""
+        """True if there is nothing to show."""
         return not (self.facts or self.rows or self.heat or self.curves or self.files)
 
 

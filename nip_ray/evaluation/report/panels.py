@@ -75,7 +75,7 @@ def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_
 
 
 def varies(panel: Panel) -> bool:
-    """Whether any of its series changes over the iterations."""
+    """True if any of its series changes over the iterations."""
     return any(float(np.ptp(one.y_N)) > 1e-9 for one in panel.series)
 
 

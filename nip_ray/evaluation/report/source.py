@@ -75,11 +75,17 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     if transcripts is None:
         records, name, unreadable = _newest_transcripts(run_dir / "transcripts", notes)
     else:
-        records, name, unreadable = _chosen_transcripts(run_dir, transcripts), f"{transcripts}.jsonl", ""
+        try:
+            records, name, unreadable = RunFolder(run_dir, None).read_transcripts(transcripts), f"{transcripts}.jsonl", ""
+        except ValueError as error:
+            raise UserError(f"--transcripts: {error}") from None
     environment = _object(run_dir / "environment.json", notes)
     crossed = _object(run_dir / CROSS_PLAY, notes) if (run_dir / CROSS_PLAY).is_file() else {}
     pretrained = _object(run_dir / PRETRAINING, notes) if (run_dir / PRETRAINING).is_file() else {}
-    parsed, pictures = _parsed(config_text, notes), read_pictures(run_dir)
+    parsed, fault = config_of(config_text)
+    if config_text and fault:
+        notes.append("config.yaml is damaged; it is shown as it stands.")
+    pictures = read_pictures(run_dir)
     items = _items(run_dir / "items" / ("test.jsonl" if name.startswith("test-") else "train.jsonl"), records, notes)
     return RunSource(
         run_dir, rows, config_text, parsed, environment, evaluation, records, name, unreadable, pictures, items, crossed, pretrained, notes
@@ -96,7 +102,7 @@ class Figure:
     n: int | None = None
 
     def against(self, mark: "float | Figure") -> str:
-        """Whether its interval lies "above" or "below" a mark, or the interval of another figure, or neither: "beside"."""
+        """Where its interval lies: "above" or "below" a mark or another figure's interval, or "beside" it."""
         low = high = mark.estimate if isinstance(mark, Figure) else mark
         if isinstance(mark, Figure) and mark.lower is not None and mark.upper is not None:
             low, high = mark.lower, mark.upper
@@ -225,23 +231,9 @@ def _object(path: Path, notes: list[str]) -> Record:
     return {}
 
 
-def _parsed(text: str, notes: list[str]) -> Record:
-    found, fault = config_of(text)
-    if text and fault:
-        notes.append("config.yaml is damaged; it is shown as it stands.")
-    return found
-
-
 def _iteration_and_name(path: Path) -> tuple[int, str]:
     found = re.search(r"([0-9]{1,18})$", path.stem)
     return (int(found[1]) if found else -1, path.name)
-
-
-def _chosen_transcripts(run_dir: Path, name: str) -> list[Record]:
-    try:
-        return RunFolder(run_dir, None).read_transcripts(name)
-    except ValueError as error:
-        raise UserError(f"--transcripts: {error}") from None
 
 
 def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], str, str]:

@@ -80,7 +80,7 @@ def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
 
 
 def is_held_out(source: RunSource) -> bool:
-    """Whether the verifier was examined on other instances than those it was trained with, or these are told apart."""
+    """True if the verifier was examined on other instances than those it was trained with, or these are told apart."""
     if isinstance(source.evaluation.get("unseen"), dict):
         return True
     told = source.evaluation.get("held_out")

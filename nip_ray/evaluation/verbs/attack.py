@@ -93,13 +93,9 @@ def _scripts(config: ExperimentConfig, scenario: Scenario) -> dict[str, dict[str
     """The hand-made provers, where the scenario has such for this protocol."""
     if config.protocol.name != _MANUAL_PROTOCOL or not hasattr(config.scenario, "agents"):
         return {}
-    if "manual" not in _kinds(agent_settings(config, scenario.protocol.provers[0])):
+    settings = agent_settings(config, scenario.protocol.provers[0])
+    if "manual" not in (get_args(get_type_hints(type(settings)).get("kind")) if is_dataclass(settings) else ()):
         return {}
     device = str(scenario.label_I.device)
     made = attackers(config, scenario.protocol.provers, 1, config.seed, kind="manual")
     return {"manual": {agent: network.to(device) for agent, network in made.items()}}
-
-
-def _kinds(settings: Any) -> tuple[str, ...]:
-    """The kinds of agents that a settings class knows."""
-    return get_args(get_type_hints(type(settings)).get("kind")) if is_dataclass(settings) else ()

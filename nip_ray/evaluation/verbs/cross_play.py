@@ -136,7 +136,11 @@ def check_fit(run_dirs: Sequence[Path | str]) -> None:
 
 def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> list[Contestant]:
     runs: list[Contestant] = []
-    names = _names([Path(run_dir) for run_dir in run_dirs])
+    absolute = [Path(run_dir).resolve() for run_dir in run_dirs]
+    for position, path in enumerate(absolute):
+        if path in absolute[:position]:
+            raise UserError(f"cross-play: {Path(run_dirs[position])} is named twice; name every run once")
+    names = names_apart(absolute)
     for run_dir, name in zip(run_dirs, names, strict=True):
         folder = RunFolder.open(run_dir)
         config = load_stored_config(folder.path / CONFIG)
@@ -165,15 +169,6 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
     return runs
 
 
-def _names(run_dirs: Sequence[Path]) -> list[str]:
-    """The folders' own names, or as much of their paths as tells them apart. Raises UserError for a run named twice."""
-    absolute = [path.resolve() for path in run_dirs]
-    for position, path in enumerate(absolute):
-        if path in absolute[:position]:
-            raise UserError(f"cross-play: {run_dirs[position]} is named twice; name every run once")
-    return names_apart(absolute)
-
-
 def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
     free = set(FREE_KEYS)
     return first.model_dump(exclude=free) == second.model_dump(exclude=free)
@@ -181,7 +176,7 @@ def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
 
 @torch.no_grad()
 def _same_instances(first: Contestant, second: Contestant) -> bool:
-    """Whether the held-out instances of both are the same, as far as a verifier of the first sees them at the start."""
+    """True if the held-out instances of both are the same, as far as a verifier of the first sees them at the start."""
     if first is second:
         return True
     if len(first.ids) != len(second.ids):

@@ -22,7 +22,7 @@ _HOW = ("verifier", "seed", "settings")
 
 
 def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: bool = True) -> bool:
-    """Whether what an attack finds may stand in the run's `evaluation.json`; why not, and that a damaged file will be replaced, is said.
+    """True if what an attack finds may stand in the run's `evaluation.json`; why not, and that a damaged file will be replaced, is said.
 
     about: iteration, split and num_instances of what is attacked. same_instances: whether they are those that the run itself would take.
     Raises UserError for a file that cannot be read though it is not damaged: of a newer version, for one.

@@ -45,9 +45,13 @@ def rerun_tests(
     """
     folder = RunFolder.open(run_dir)
     if name is not None:
-        _check_name(folder.path, name)
+        if not _NAME.fullmatch(name):
+            raise UserError(f"--name {name}: must begin with a letter or digit and have letters, digits, _ . - only, at most 100")
+        if (folder.path / RERUNS / f"{name}.json").exists():
+            raise UserError(f"--name {name}: this run has a rerun of that name; choose another")
     config = load_stored_config(folder.path / CONFIG)
-    iterations = _iterations(folder.checkpoints)
+    entries = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
+    iterations = sorted(int(entry.name) for entry in entries if re.fullmatch(r"\d{6,}", entry.name))
     if not iterations:
         raise UserError(f"{folder.checkpoints}: there is no checkpoint")
     made = bench(folder.path, config, dataset, seed)
@@ -92,12 +96,6 @@ def rerun_names(run_dir: Path | str) -> list[str]:
     return sorted(path.stem for path in (Path(run_dir) / RERUNS).glob("*.json"))
 
 
-def _iterations(checkpoints: Path) -> list[int]:
-    """Those that have a checkpoint, damaged or not, in order."""
-    entries = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    return sorted(int(entry.name) for entry in entries if re.fullmatch(r"\d{6,}", entry.name))
-
-
 def _sound(checkpoints: Path, iterations: list[int], mark: str, passed_over: list[str]) -> Iterator[Checkpoint]:
     """Those that can be read; of the others, why not goes to `passed_over`. One that a training run removes meanwhile is such."""
     for iteration in iterations:
@@ -105,13 +103,6 @@ def _sound(checkpoints: Path, iterations: list[int], mark: str, passed_over: lis
             yield load_checkpoint(checkpoints, iteration, mark)
         except UserError as error:
             passed_over.append(str(error).partition("; ")[0])
-
-
-def _check_name(run_dir: Path, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise UserError(f"--name {name}: must begin with a letter or digit and have letters, digits, _ . - only, at most 100")
-    if (run_dir / RERUNS / f"{name}.json").exists():
-        raise UserError(f"--name {name}: this run has a rerun of that name; choose another")
 
 
 def _keep(run_dir: Path, content: Mapping[str, Any], name: str | None, usual: str) -> Path:

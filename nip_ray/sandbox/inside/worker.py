@@ -215,7 +215,7 @@ def family(session):
 
 
 def too_full(top, most):
-    """Whether a folder holds more bytes than this, or very many files."""
+    """True if a folder holds more bytes than this, or very many files."""
     size = entries = 0
     try:
         for path, folders, files in os.walk(top):

@@ -338,7 +338,9 @@ def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tupl
                 adjacency = pool.adjacency(drawn)
                 ready = np.flatnonzero(ledger.allowed(adjacency))
                 ready = ready[_once_each(drawn[ready], pool.used)][: missing[score]]
-                exact = _exact_scores(adjacency[ready], pool.rounds)
+                adjacency_M2nn = adjacency[ready]
+                size_M = torch.full((len(adjacency_M2nn),), adjacency_M2nn.shape[-1])
+                exact = wl_scores(torch.from_numpy(adjacency_M2nn), size_M, pool.rounds).numpy()
                 right = exact >= 3 if score == 3 else exact == score
                 kept = ready[right]
                 ledger.record(adjacency[kept])
@@ -349,11 +351,6 @@ def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tupl
                     break
         missing = {score: number for score, number in missing.items() if number}
     return np.concatenate([adjacency for adjacency, _ in parts]), np.concatenate([exact for _, exact in parts])
-
-
-def _exact_scores(adjacency_M2nn: Byte, rounds: int) -> npt.NDArray[np.int32]:
-    size_M = torch.full((len(adjacency_M2nn),), adjacency_M2nn.shape[-1])
-    return wl_scores(torch.from_numpy(adjacency_M2nn), size_M, rounds).numpy()
 
 
 def _shuffled_twice(graph_Mnn: Byte, rng: np.random.Generator) -> Byte:

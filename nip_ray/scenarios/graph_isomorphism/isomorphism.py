@@ -1,4 +1,4 @@
-"""Whether two graphs are isomorphic, exactly, and whether the scores in a file are those of its graphs."""
+"""Exact tests that two graphs are isomorphic, and that the scores in a file are those of its graphs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ MAX_STEPS = 200_000  # of one search; graphs of a data set take about as many as
 
 
 def isomorphic(first_nn: torch.Tensor, second_nn: torch.Tensor) -> bool:
-    """Whether two graphs (n, n), without padding, are isomorphic: by search among the maps that keep the colours of refinement."""
+    """True if two graphs (n, n), without padding, are isomorphic: by search among the maps that keep the colours of refinement."""
     n = len(first_nn)
     if second_nn.shape != first_nn.shape:
         return False
@@ -50,7 +50,7 @@ def wrong_score(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, score_P: tor
 
 
 def _search(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_], colour_a: Sequence[int], colour_b: Sequence[int]) -> bool | None:
-    """Whether some map of a's nodes to b's keeps edges and colours; None where `MAX_STEPS` do not tell."""
+    """True if some map of a's nodes to b's keeps edges and colours; None where `MAX_STEPS` do not tell."""
     if sorted(colour_a) != sorted(colour_b):
         return False
     n, steps = len(colour_a), 0

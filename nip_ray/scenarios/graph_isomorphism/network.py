@@ -107,7 +107,7 @@ class GraphBody(nn.Module):
         return graphs, nodes.unflatten(1, (-1, h_NGVD.shape[2])) if want_nodes else nodes
 
     def _is_plain(self, inputs: Inputs) -> bool:
-        """Whether there is nothing between nodes and representations that the compiled kernels do not know."""
+        """True if there is nothing between nodes and representations that the compiled kernels do not know."""
         settings = self.settings
         noisy = self.training and (settings.noise_sigma or settings.transformer_dropout)
         odd = self.batch_norm is not None or settings.gnn_output_digits is not None or inputs.linear
@@ -180,7 +180,10 @@ class GraphAgent(DialogueAgent):
             side_N = obs["answer_side"][:, 0] if one_answer else None
             want_graphs = want_graphs or (want_value and self.value_body is None)
             graphs, nodes = bodies[0].represent(gnn_KSMVD[0], inputs, want_graphs, True, side_N)
-            policy = self._policy(graphs, nodes, obs)
+            logits_NFGV = self.node_selector(nodes).permute(0, 3, 1, 2)
+            logits_NFGV = logits_NFGV.expand(-1, -1, 2, -1)  # where only one graph's nodes were computed, the other's are forbidden
+            message = logits_NFGV.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
+            policy = self.policy_of(message, graphs.flatten(1) if self.reads_whole else None, obs)
         if want_value:
             if self.value_body is not None or not want_policy:
                 graphs, _ = bodies[-1].represent(gnn_KSMVD[-1], critic_inputs, True, False)
@@ -211,12 +214,6 @@ class GraphAgent(DialogueAgent):
         node_bias, pooled_bias = key_biases(mask)
         adjacency, extra = obs["adjacency"].to(latest.dtype), token_features(latest, linear)
         return Inputs(history, latest, extra, linear is not None, adjacency, mask[..., None], node_bias, pooled_bias)
-
-    def _policy(self, graphs_NGR: Tensor, nodes_NGVR: Tensor, obs: Observation) -> Policy:
-        logits_NFGV = self.node_selector(nodes_NGVR).permute(0, 3, 1, 2)
-        logits_NFGV = logits_NFGV.expand(-1, -1, 2, -1)  # where only one graph's nodes were computed, the other's are forbidden
-        message = logits_NFGV.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
-        return self.policy_of(message, graphs_NGR.flatten(1) if self.reads_whole else None, obs)
 
 
 def _run_bodies(bodies: list[GraphBody], seen: list[Inputs]) -> list[Tensor]:

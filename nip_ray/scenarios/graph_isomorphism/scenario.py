@@ -154,12 +154,8 @@ class GraphIsomorphism(Scenario):
         spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=round_N.device)
         spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), self._one.expand(said_NXA.shape))  # nothing said, -1, lands in the last place
         named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
-        latest_NLGV = self._latest(named_NXGV, at.rounds, at.latest_features, round_N)
-        return named_NXGV.permute(0, 2, 3, 1).contiguous(), latest_NLGV.permute(0, 2, 3, 1).contiguous()
-
-    def _latest(self, named_NXGV: Tensor, rounds: int, latest_features: int, round_N: Tensor) -> Tensor:
-        """(N, L, G, V): the slice of the round before; zero in round 0, where nothing was said yet."""
-        by_round = named_NXGV.unflatten(1, (rounds, latest_features))
+        by_round = named_NXGV.unflatten(1, (at.rounds, at.latest_features))
         # in round 0 this reads round 0 itself, where nothing stands yet
-        before_N1 = (round_N - 1).clamp(0, rounds - 1).view(-1, 1, 1, 1, 1).expand(-1, -1, *by_round.shape[2:])
-        return by_round.gather(1, before_N1).squeeze(1)
+        before_N1 = (round_N - 1).clamp(0, at.rounds - 1).view(-1, 1, 1, 1, 1).expand(-1, -1, *by_round.shape[2:])
+        latest_NLGV = by_round.gather(1, before_N1).squeeze(1)
+        return named_NXGV.permute(0, 2, 3, 1).contiguous(), latest_NLGV.permute(0, 2, 3, 1).contiguous()

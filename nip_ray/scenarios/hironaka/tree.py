@@ -86,7 +86,10 @@ def search_depth(game: Game, host: Player, points_BMD: Tensor, limit: int = 100,
         state = state.select(state.open_B.nonzero()[:, 0]).trimmed()
         if state.games == 0:
             return SearchResult(rounds, True)
-        state = state.select(_first_of_each(state))
+        # One game of each position: those with equal points go on alike.
+        _, kind_B = torch.unique(state.points.flatten(1), dim=0, return_inverse=True)
+        first_K = torch.full((int(kind_B.max()) + 1,), state.games, device=kind_B.device)
+        state = state.select(first_K.scatter_reduce(0, kind_B, torch.arange(state.games, device=kind_B.device), "amin").sort().values)
         if rounds == limit or state.games > max_positions:
             return SearchResult(rounds, False)
         state = _answers(game, host, state)[0]
@@ -104,13 +107,6 @@ def _answers(game: Game, host: Player, state: State) -> tuple[State, Tensor, Ten
     parent_N, axis_N = game.choices_KD[class_B].nonzero(as_tuple=True)
     after, _ = game.step(state.select(parent_N), class_B[parent_N], axis_N)
     return after, class_B, parent_N, axis_N
-
-
-def _first_of_each(state: State) -> Tensor:
-    """Indices of games with different points."""
-    _, kind_B = torch.unique(state.points.flatten(1), dim=0, return_inverse=True)
-    first_K = torch.full((int(kind_B.max()) + 1,), state.games, device=kind_B.device)
-    return first_K.scatter_reduce(0, kind_B, torch.arange(state.games, device=kind_B.device), "amin").sort().values
 
 
 def _plain(state: State) -> list[tuple[tuple[float, ...], ...]]:

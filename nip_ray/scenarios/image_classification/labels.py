@@ -32,7 +32,11 @@ def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_clas
             )
     wanted = settings.num_train if split == "train" else settings.num_test
     if settings.balanced:
-        index_K = _balanced(index_K, label_I, settings, split, wanted, count)
+        by_label = [index_K[label_I[index_K] == label] for label in range(count)]
+        fewest = min(len(members) for members in by_label)
+        each = fewest if wanted is None else min(fewest, wanted // count)
+        kept = [_some(members, each, settings.seed, split, str(label)) for label, members in enumerate(by_label)]
+        index_K = torch.cat(kept).sort().values
     elif wanted is not None:
         index_K = _some(index_K, wanted, settings.seed, split, "all")
     if wanted is not None and len(index_K) < wanted - (wanted % count if settings.balanced else 0):
@@ -64,7 +68,9 @@ def class_labels(settings: ImageDataSettings, num_classes: int) -> Tensor:
     """
     label_K = torch.full((num_classes,), -1)
     if settings.binarisation == "merge":
-        place_K = torch.randperm(num_classes, generator=_published(settings))
+        made = torch.Generator()
+        made.manual_seed(binarisation_seed(settings))  # not hashed: as published
+        place_K = torch.randperm(num_classes, generator=made)
         return (place_K >= num_classes // 2).long()
     own = settings.binarisation == "classes"
     chosen = settings.selected_classes or (tuple(range(num_classes)) if own else SOURCES[settings.source].pair)
@@ -80,26 +86,12 @@ def binarisation_seed(settings: ImageDataSettings) -> int:
     return SOURCES[settings.source].merge_seed if settings.binarisation_seed is None else settings.binarisation_seed
 
 
-def _published(settings: ImageDataSettings) -> torch.Generator:
-    made = torch.Generator()
-    made.manual_seed(binarisation_seed(settings))  # not hashed: as published
-    return made
-
-
 def _labels(images: ImageSet, settings: ImageDataSettings, split: str, num_classes: int) -> Tensor:
     """(I,) int64, -1 for images that are not used."""
     if settings.binarisation == "random":
         random = generator(binarisation_seed(settings), "random labels", split)
         return torch.randint(2, (len(images),), generator=random)
     return class_labels(settings, num_classes)[images.class_I]
-
-
-def _balanced(index_K: Tensor, label_I: Tensor, settings: ImageDataSettings, split: str, wanted: int | None, count: int) -> Tensor:
-    by_label = [index_K[label_I[index_K] == label] for label in range(count)]
-    fewest = min(len(members) for members in by_label)
-    each = fewest if wanted is None else min(fewest, wanted // count)
-    kept = [_some(members, each, settings.seed, split, str(label)) for label, members in enumerate(by_label)]
-    return torch.cat(kept).sort().values
 
 
 def _some(index_K: Tensor, count: int, seed: int, split: str, which: str) -> Tensor:

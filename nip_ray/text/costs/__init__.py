@@ -1,1 +1,1 @@
-"""What calls and jobs cost, and the limits that they are held to."""
+"""Costs of calls and jobs, and their limits."""

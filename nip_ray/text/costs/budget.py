@@ -102,7 +102,7 @@ class Budget:
 
     @property
     def reserved(self) -> Amount:
-        """What is set aside now."""
+        """The amount that is set aside now."""
         with self._lock:
             return self._reserved
 

@@ -1,4 +1,4 @@
-"""What calls and jobs cost, in whole picodollars (1e-12 US dollars), and what was spent.
+"""Costs of calls and jobs, in whole picodollars (1e-12 US dollars), and what was spent.
 
 Decisions that matter here:
 - a price of p dollars per million tokens is p * 10^6 picodollars per token: whole for prices with up to six decimals (finer ones are

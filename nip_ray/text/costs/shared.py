@@ -87,7 +87,7 @@ class BudgetKeeper:
         return self._budget.spending
 
     async def reserved(self) -> Amount:
-        """What is set aside now."""
+        """The amount that is set aside now."""
         return self._budget.reserved
 
 
@@ -109,7 +109,7 @@ class SharedBudget:
 
     @property
     def spending(self) -> Spending:
-        """What the run has cost so far."""
+        """The run's cost so far."""
         return ray.get(self._keeper.spending.remote())
 
     async def reserve(self, amount: Amount) -> Reservation:

@@ -162,7 +162,7 @@ class Node:
     children: tuple["Node", ...] = ()
 
     def paid(self, agent: str) -> float:
-        """What `agent` was paid in the node's own round, the last one played; the root has none."""
+        """The pay of `agent` in the node's own round, the last one played; the root has none."""
         return self.dialogue.rewards[-1].get(agent, 0.0) if self.path else 0.0
 
     def turn(self, agent: str) -> Turn | None:

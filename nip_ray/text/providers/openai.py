@@ -201,7 +201,7 @@ class OpenAIChat:
             return Failure("user", f"a message of {request.agent or 'the chat'} holds half of a surrogate pair, which no request can hold")
 
     async def _is_refused_for_words(self, call: _Call, failure: Failure) -> bool:
-        """Whether the call was refused for what stands in it, so that others may be answered. What asking that costs is uncertain."""
+        """True if the call was refused for what stands in it, so that others may be answered. What asking that costs is uncertain."""
         if failure.reaction in ("refused", "too_long") and (failure.reaction == "refused" or _form(call.request) in self._answered):
             return True
         if failure.reaction not in ("user", "too_long") or failure.status not in MAY_BE_THE_CONTENT:
@@ -287,7 +287,13 @@ class OpenAIChat:
             return
         may_come = failure.reaction == "not_yet" and call.is_new and call.attempts < min(_NOT_YET, self._provider.max_retries)
         if failure.reaction not in ("retry", "pause") and not may_come:
-            raise with_uncertain(self._final(call, failure), call.uncertain)
+            # Where the service names members of the request that can be left out, say how.
+            body = self._body(call.request)
+            named = [name for name in _CAN_BE_LEFT_OUT if name in body and re.search(rf"\b{name}\b", failure.said)]
+            if failure.status in (400, 422) and named:
+                members = ", ".join(f'"{name}": null' for name in named)
+                failure = replace(failure, message=f"{failure.message}; extra_body: '{{{members}}}' leaves it out of requests")
+            raise with_uncertain(failure.error(), call.uncertain)
         if call.attempts >= self._provider.max_retries:
             message = f"a call failed {call.attempts + 1} times, last: {failure.message}; resume the run when the service is well"
             raise with_uncertain(TrainingError(message), call.uncertain)
@@ -297,15 +303,6 @@ class OpenAIChat:
             self._limiter.pause(wait_s if failure.wait_s is None else failure.wait_s)
         traces.event("retry", nip_ray__reason=failure.message, nip_ray__wait_s=wait_s)
         await asyncio.sleep(wait_s)
-
-    def _final(self, call: _Call, failure: Failure) -> UserError | TrainingError:
-        """What ends the call; where the service names a member of the request that can be left out, with how."""
-        body = self._body(call.request)
-        named = [name for name in _CAN_BE_LEFT_OUT if name in body and re.search(rf"\b{name}\b", failure.said)]
-        if failure.status in (400, 422) and named:
-            members = ", ".join(f'"{name}": null' for name in named)
-            failure = replace(failure, message=f"{failure.message}; extra_body: '{{{members}}}' leaves it out of requests")
-        return failure.error()
 
     async def _get(self, path: str) -> Any:
         """The body of an answer, None where the service has no such thing. Raises UserError or TrainingError."""

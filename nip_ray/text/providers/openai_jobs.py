@@ -175,7 +175,7 @@ class OpenAIJobs:
         return [job for job in jobs if _has_key(job, key)]
 
     async def _is_listed(self, model: str) -> bool:
-        """Whether the service names the model; lists need not be complete."""
+        """True if the service names the model; lists need not be complete."""
         try:
             await self._patiently(lambda: self._client.models.retrieve(model))
         except Refused:

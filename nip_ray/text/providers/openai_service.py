@@ -127,7 +127,11 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
     if status == 402 or any(code in _QUOTA for code in codes):
         return failed("fatal", f"the credit at {where} is used up ({text}); resume the run when it is topped up")
     if status in (408, 409, 425, 429) or (status >= 500 and status != 501):
-        return _again(status, answered, words, headers)
+        wait = retry_after_s(headers, time.time())
+        if wait is not None and wait > MAX_WAIT_S:
+            message = f"{answered}, and asks to wait {wait:.0f} seconds; resume the run then"
+            return Failure("fatal", message, wait_s=wait, status=status, said=words)
+        return Failure("pause" if status == 429 else "retry", answered, status == 408 or status >= 500, wait, status, words)
     if status == 451 or (status in MAY_BE_THE_CONTENT and _POLICY.search(words)):
         return failed("refused")
     if status == 400 and "max_completion_tokens" in text:
@@ -145,7 +149,7 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
 
 
 def is_about_words(said: str) -> bool:
-    """Whether a refusal in these words is for what stands in the request: its content, or its length."""
+    """True if a refusal in these words is for what stands in the request: its content, or its length."""
     return bool(_POLICY.search(said) or _TOO_LONG.search(said))
 
 
@@ -177,14 +181,6 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
         return max(0.0, parsedate_to_datetime(headers["retry-after"]).timestamp() - now)
     except (KeyError, ValueError, TypeError, OverflowError):
         return None
-
-
-def _again(status: int, answered: str, words: str, headers: Mapping[str, str]) -> Failure:
-    wait = retry_after_s(headers, time.time())
-    if wait is not None and wait > MAX_WAIT_S:
-        message = f"{answered}, and asks to wait {wait:.0f} seconds; resume the run then"
-        return Failure("fatal", message, wait_s=wait, status=status, said=words)
-    return Failure("pause" if status == 429 else "retry", answered, status == 408 or status >= 500, wait, status, words)
 
 
 def _printable(text: str) -> str:
@@ -286,7 +282,9 @@ class OpenAIService:
         self.provider, self.seed, self._first_wait_s = provider, seed, first_wait_s
         self.sdk = openai_client(provider, max_in_flight)
         self.where = _where(base_url(provider))
-        self.errors = _transport_errors()
+        names = {"openai": "OpenAIError", "httpx2": "HTTPError", "aiohttp": "ClientError"}
+        found: list[Any] = [getattr(require(module, "text"), name) for module, name in names.items()]
+        self.errors: tuple[type[Exception], ...] = (*found, TimeoutError, OSError)  # all that a request can raise that did not work
         self.raw = cast("type[httpx2.Response]", require("httpx2", "text").Response)
         self._redact = Redactor([provider.api_key_variable])
 
@@ -347,13 +345,6 @@ class OpenAIService:
     async def close(self) -> None:
         """Gives connections back."""
         await self.sdk.close()
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """All that the SDK and the transports below it raise for a request that did not work."""
-    names = {"openai": "OpenAIError", "httpx2": "HTTPError", "aiohttp": "ClientError"}
-    found: list[Any] = [getattr(require(module, "text"), name) for module, name in names.items()]
-    return (*found, TimeoutError, OSError)
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:

@@ -267,7 +267,9 @@ class TrainingServiceJobs:
             await self._step(spec, client, [examples[row] for row in rows], [reference[row] for row in rows])
             if (number + 1) % self._every == 0 and number + 1 < len(plan):
                 await self._save(job_id, client, number + 1)
-        await self._finish(job_id, client, len(plan))
+        state = await self._save(job_id, client, len(plan))
+        model = (await client.save_weights_for_sampler(f"{job_id}-model")).path
+        self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id))
 
     async def _client(self, spec: FineTuneSpec, saved: dict[str, Any] | None) -> Any:
         service = self._link.service()
@@ -332,11 +334,6 @@ class TrainingServiceJobs:
 
     def _passed(self, job_id: str) -> int:
         return sum(entry["tokens"] for entry in self._journal.entries("pass", id=job_id))
-
-    async def _finish(self, job_id: str, client: Any, step: int) -> None:
-        state = await self._save(job_id, client, step)
-        model = (await client.save_weights_for_sampler(f"{job_id}-model")).path
-        self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id))
 
 
 class TrainingServiceChat:

@@ -55,7 +55,9 @@ def credit(
         return_BR = returns_to_go(reward_BR, settings.discount)
         return_N = return_BR[[reply.place for reply in own], [reply.round for reply in own]]
         if settings.invalid_penalty:
-            return_N = return_N - settings.invalid_penalty * torch.tensor([_is_invalid(dialogues[one.place], one) for one in own])
+            taken = [dialogues[reply.place].rounds[reply.round] for reply in own]
+            invalid = [any(turn.invalid for turn in turns if turn.agent == agent) for turns in taken]
+            return_N = return_N - settings.invalid_penalty * torch.tensor(invalid)
         roles = [protocol.told_role(agent, one.round, dialogues[one.place].seed) for one in own]
         keys = ((dialogues[one.place].item.id, one.round, one.snapshot, role) for one, role in zip(own, roles, strict=True))
         turns = AgentTurns(agent, return_N, group_numbers(*zip(*keys, strict=True)), torch.tensor([reply.place for reply in own]), roles)
@@ -82,7 +84,3 @@ def advantages_of(
     if not all(isinstance(name, str) and isinstance(value, float | int) and math.isfinite(value) for name, value in new.items()):
         raise UserError(f"{place} must remember finite numbers by name (got {reprlib.repr(dict(new))})")
     return given[0], dict(new)
-
-
-def _is_invalid(dialogue: Dialogue, reply: Reply) -> bool:
-    return any(turn.invalid for turn in dialogue.rounds[reply.round] if turn.agent == reply.agent)

@@ -33,7 +33,7 @@ class Example:
     completion: str
 
     def holds(self, earlier: "Example") -> bool:
-        """Whether the chat goes on from the earlier example's, with its reply as an assistant turn."""
+        """True if the chat goes on from the earlier example's, with its reply as an assistant turn."""
         shown = len(earlier.chat)
         reply = self.chat[shown : shown + 1]
         return self.chat[:shown] == earlier.chat and [(one["role"], one["content"]) for one in reply] == [("assistant", earlier.completion)]

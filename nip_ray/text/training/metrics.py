@@ -125,7 +125,9 @@ def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -
         parts |= {f"{a}/return": Ratio(_returns(dialogues, a), one_B, share=False) for a in protocol.agents}
         ratios |= {f"{key}/role={role}": Ratio(part.x_B * drawn_B, part.n_B * drawn_B, part.share) for key, part in parts.items()}
     ratios["episode_length"] = Ratio(_array(len(dialogue.rounds) for dialogue in dialogues), one_B, share=False)
-    ratios["messages"] = Ratio(_array(_messages(dialogue) for dialogue in dialogues), one_B, share=False)
+    turns = ([turn for taken in dialogue.rounds for turn in taken] for dialogue in dialogues)
+    sent_B = _array(sum(bool(text) for turn in own for text in turn.messages.values()) for own in turns)
+    ratios["messages"] = Ratio(sent_B, one_B, share=False)
     for agent in protocol.agents:
         ratios[f"{agent}/return"] = Ratio(_returns(dialogues, agent), one_B, share=False)
         ratios |= _turn_ratios(dialogues, agent)
@@ -196,10 +198,6 @@ def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
         f"{agent}/invalid_share": Ratio(_array(sum(turn.invalid for turn in own) for own in turns), n_B),
         f"{agent}/reasoning_words": Ratio(words_B, _array(map(len, reasoned)), share=False),
     }
-
-
-def _messages(dialogue: Dialogue) -> int:
-    return sum(bool(text) for turns in dialogue.rounds for turn in turns for text in turn.messages.values())
 
 
 def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int, level: float) -> Mean | Proportion:

@@ -65,7 +65,7 @@ class TextRule:
 
     @property
     def plays_trees(self) -> bool:
-        """Whether trees are played, not dialogues."""
+        """True if trees are played, not dialogues."""
         return "num_responses" in keys_of(self.settings)
 
     def learned(self, played: Sequence[Any], agent: LearningAgent) -> list[Example] | Preferences:

@@ -80,7 +80,7 @@ class TextTrainer:
 
     @property
     def rerun(self) -> bool:
-        """Whether only the tests of another run are done again."""
+        """True if only the tests of another run are done again."""
         return self.config.base_run is not None and self.config.base_run.kind == "rerun_tests"
 
     def run_stage(self) -> Stage:
@@ -122,7 +122,7 @@ class TextTrainer:
         self.folder.write_json("cost.json", self.spending().summary())
 
     def spending(self) -> Spending:
-        """What the run has cost so far."""
+        """The run's cost so far."""
         return self.parts.spending()
 
     # ---------------------------------------------------------------------------------------------------------- stages
@@ -165,8 +165,14 @@ class TextTrainer:
             row |= {f"train/{name}": value for name, value in self._figures("train").items()}
             row |= self._learning_figures(row)
         await self._hold(self._under_way().values())
-        if self._is_tested(iteration):
-            await self._play_tests()
+        last = iteration + 1 >= self.config.iterations
+        if {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.rule.test_scheme]:
+            path, number, repeats = rollout_file(self.folder.path, "test", iteration), self.rule.num_test_items, self.rule.num_test_repeats
+            tasks = self.parts.drawn(test_tasks(self.parts.items["test"], self.config.seed, number, repeats))
+            dialogues = await self.parts.play(self.state.models(), self._context("test"), tasks, progress=self.progress)
+            write_dialogues(path, self.parts.scenario, tasks, dialogues)
+            self._check_usable("test")
+            self._write_transcripts("test-", dialogues)
             row |= {f"eval_sampled/{name}": value for name, value in self._figures("test").items()}
         spent = self.spending()
         row |= {"cost/usd": spent.summary()["usd"], "cost/tokens": spent.amount.tokens, "cost/jobs": spent.jobs}
@@ -238,20 +244,8 @@ class TextTrainer:
         middle: list[Stage] = ["create_jobs", "test"] if self.rule.test_while_fine_tuning else ["test", "create_jobs"]
         return ["sample", "log", *middle, "await_jobs"]
 
-    def _is_tested(self, iteration: int) -> bool:
-        last = iteration + 1 >= self.config.iterations
-        return {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.rule.test_scheme]
-
     def _context(self, split: str) -> StageContext:
         return StageContext(self.state.run_id, self.config.seed, split, self.state.iteration, traces.place())
-
-    async def _play_tests(self) -> None:
-        rule, path = self.rule, rollout_file(self.folder.path, "test", self.state.iteration)
-        tasks = self.parts.drawn(test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats))
-        dialogues = await self.parts.play(self.state.models(), self._context("test"), tasks, progress=self.progress)
-        write_dialogues(path, self.parts.scenario, tasks, dialogues)
-        self._check_usable("test")
-        self._write_transcripts("test-", dialogues)
 
     def _check_usable(self, split: str) -> None:
         """See `check_stage`."""
@@ -318,7 +312,13 @@ class TextTrainer:
         waiting = (self._awaited(group, job) for group, job in jobs.items())
         done = await asyncio.gather(*waiting, return_exceptions=True)  # so that of each the journal knows how it ended
         for job in jobs.values():
-            self._settle(job.key)
+            # What the jobs with this key have cost; one that is not over stays reserved.
+            spending = self.parts.new_bills(job.key)
+            reservation = self._reserved.pop(job.key, None) if ended(self.parts.journal, job.key) is not None else None
+            if reservation is None:
+                self.parts.book(spending)
+            else:
+                reservation.settle(spending)
         for job in done:
             if isinstance(job, BaseException):
                 raise job
@@ -388,15 +388,6 @@ class TextTrainer:
         if due:
             held = await self.parts.reserve_for_jobs(sum(due.values(), NOTHING))
             self._reserved |= zip(due, held.split(due.values()), strict=True)
-
-    def _settle(self, key: str) -> None:
-        """Book what the jobs with this key have cost. One that is not over stays reserved."""
-        spending = self.parts.new_bills(key)
-        reservation = self._reserved.pop(key, None) if ended(self.parts.journal, key) is not None else None
-        if reservation is None:
-            self.parts.book(spending)
-        else:
-            reservation.settle(spending)
 
     def final_record(self) -> Mapping[str, Any] | None:
         """The figures of the last test, with intervals; None if there was none."""

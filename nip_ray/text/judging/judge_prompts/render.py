@@ -8,8 +8,9 @@ Decisions that matter here:
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,8 @@ def messages(
 
 def fence(texts: Sequence[str], seed: int, place: tuple[str | int, ...]) -> str:
     """16 hexadecimal digits that occur in none of the texts."""
-    return next(code for code in _codes(seed, place) if not any(code in text for text in texts))
+    codes = (f"{stable_seed(seed, 'judge fence', *place, number):016x}" for number in count())
+    return next(code for code in codes if not any(code in text for text in texts))
 
 
 def call_key(run: str, place: tuple[str | int, ...], model: str, chat: Chat) -> str:
@@ -53,13 +55,6 @@ def call_key(run: str, place: tuple[str | int, ...], model: str, chat: Chat) -> 
     words = [model, *(part for message in chat for part in (message["role"], message["content"]))]
     digest = hashlib.blake2b("\x1f".join([run, *map(str, place), *words]).encode(), digest_size=16)
     return f"judge/{place[0]}/{place[1]}/{digest.hexdigest()}"
-
-
-def _codes(seed: int, place: tuple[str | int, ...]) -> Iterator[str]:
-    number = 0
-    while True:
-        yield f"{stable_seed(seed, 'judge fence', *place, number):016x}"
-        number += 1
 
 
 @cache
