@@ -68,7 +68,7 @@ def evaluation_record(
         for label, name in enumerate(protocol.verdicts):
             given = np.bincount(verdict_B[y_B == label], minlength=protocol.undecided + 1).tolist()
             counts |= {f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)}
-        found |= {name: proportion(*count, level).record() for name, count in counts.items()}
+        found |= {key: proportion(k, n, level).record() for key, (k, n) in counts.items()}
     if (honesty := _score_difference(protocol, rollout)).estimate is not None:
         found["score_difference"] = honesty.record()
     return found | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
