@@ -140,7 +140,7 @@ def test_numbers_with_an_exponent(text: str) -> None:
     [
         ({"seed": "3"}, "seed: got '3', expected integer >= 0"),
         ({"algorithm": {"lr": "fast"}}, "algorithm.lr: got 'fast', expected number > 0"),
-        ({"algorithm": {"gamma": float("nan")}}, "algorithm.gamma: got nan, expected number >= 0 and <= 1"),
+        ({"algorithm": {"gamma": float("nan")}}, "algorithm.gamma: got nan, expected finite number >= 0 and <= 1"),
         ({"algorithm": {"clip_value": "x"}}, "algorithm.clip_value: got 'x', expected number, true or false"),
         ({"algorithm": {"loss": "clipp"}}, "algorithm.loss: got 'clipp', expected one of clip, kl_penalty (did you mean clip?)"),
         ({"algorithm": 3}, "algorithm: got 3, expected mapping"),

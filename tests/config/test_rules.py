@@ -138,7 +138,7 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         ),
         (agents(_default={"kind": "random"}), "scenario.agents", "nobody learns (prover, verifier)"),
         # learning
-        (ppo(lr=float("inf")), "algorithm.lr", "expected number > 0"),
+        (ppo(lr=float("inf")), "algorithm.lr", "expected finite number > 0"),
         (ppo(minibatch_size=7), "algorithm.minibatch_size", "use at least 8"),
         (ppo(minibatch_size=2049), "algorithm.minibatch_size", "2048 frames (256 copies of 8 rounds)"),
         (ppo(minibatch_copies=257), "algorithm.minibatch_copies", "at most the 256 copies"),
