@@ -222,8 +222,14 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
         ({"algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["provr"]}}, "warmup_agents: no agent 'provr' of nip, did"),
         ({"algorithm": {"name": "malt", "test_scheme": "none", "test_while_fine_tuning": True}}, "test_while_fine_tuning: test_scheme"),
         ({"algorithm": {"name": "malt", "guess_replacement_rate": 0.2}}, "guess_replacement_rate: got 0.2, but malt learns from pairs"),
-        ({"algorithm": {"name": "malt", "reward_threshold": math.nan}}, "algorithm.reward_threshold: got nan, expected finite number or null"),
-        ({"algorithm": {"fine_tuning": {"learning_rate": math.inf}}}, "algorithm.fine_tuning.learning_rate: got inf, expected finite number > 0"),
+        (
+            {"algorithm": {"name": "malt", "reward_threshold": math.nan}},
+            "algorithm.reward_threshold: got nan, expected finite number or null",
+        ),
+        (
+            {"algorithm": {"fine_tuning": {"learning_rate": math.inf}}},
+            "algorithm.fine_tuning.learning_rate: got inf, expected finite number > 0",
+        ),
         ({"algorithm": {"fine_tuning": {"learning_rate": 1, "learning_rate_multiplier": 1}}}, "fine_tuning.learning_rate_multiplier: l"),
         ({"algorithm": {"fine_tuning": {"beta": 1}}}, "algorithm.fine_tuning.beta: is for preferences"),
         ({"algorithm": {"format_warmup": 1, "format_warmup_tuning": {"beta": 1}}}, "format_warmup_tuning.beta: not for the warm-up"),
