@@ -1,24 +1,19 @@
 """Regrets and equilibria of haystacks of two places, against what is found by hand and by trying all strategies another way."""
 
-import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from _equilibrium import grow
+from _two_steps import TwoSteps, TwoStepsSettings
+from own_scenario import Haystack, HaystackSettings
 from torch import nn
 
 from nip_ray.errors import UserError
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import ACCEPT, REJECT, build
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-from _equilibrium import grow
-from _two_steps import TwoSteps, TwoStepsSettings
-from own_scenario import Haystack, HaystackSettings
 
 KINDS = torch.tensor([0.5, 0.25, 0.25])  # without a needle, at the first place, at the second
 
