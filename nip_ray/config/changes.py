@@ -39,13 +39,9 @@ def resumed_config(stored: Config, changes: Sequence[str], iterations: int | Non
 
 def over_iterations(config: Any, prefix: str = "") -> Iterator[str]:
     """The keys that are set and change something over the run's whole length, by what their options mean."""
-    if isinstance(config, Mapping):
-        for name, value in config.items():
+    if isinstance(config, Mapping | Experiment):
+        for name, value in dict(config).items():
             yield from over_iterations(value, f"{prefix}{name}.")
-        return
-    if isinstance(config, Experiment):
-        config = {name: getattr(config, name) for name in type(config).model_fields}
-        yield from over_iterations(config)
     elif is_dataclass(config):
         for field in fields(config):
             value = getattr(config, field.name)

@@ -89,9 +89,10 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
     with _claimed(folder, new=True):
         _connect(configs)
         write_document(folder / "environment.json", environment())
-        write_atomically(folder / SPEC, sweep_to_yaml(_absolute(spec)).encode())
-        know(code_in(_absolute(spec).base), keep=True)
-        return _tuned(_absolute(spec), folder.resolve(), quiet, resumed=False)
+        absolute = _absolute(spec)
+        write_atomically(folder / SPEC, sweep_to_yaml(absolute).encode())
+        know(code_in(absolute.base), keep=True)
+        return _tuned(absolute, folder.resolve(), quiet, resumed=False)
 
 
 def folder_of(spec: SweepSpec) -> Path:
