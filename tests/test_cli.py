@@ -230,6 +230,12 @@ def test_dry_run_of_every_shipped_config(path: Path) -> None:
     assert f"nip-ray train tune_configs/{path.name}" in path.read_text(encoding="utf-8"), "its header says how to run it"
 
 
+def test_the_page_of_configs_names_each() -> None:
+    page = (ROOT / "docs" / "configs.md").read_text(encoding="utf-8")
+    missing = [path.stem for path in (ROOT / "tune_configs").glob("*.yaml") if f"`{path.stem}`" not in page]
+    assert not missing
+
+
 def test_flags_and_settings_reach_the_config() -> None:
     settings = ["--set", "scenario.agents.prover.d_gnn=32", "--set", "algorithm.lr=1e-4", "--set", "iterations=3"]
     result = call("train", QUICKSTART, "--dry-run", *settings, "--iterations", "5", "--seed", "9")
