@@ -79,7 +79,7 @@ def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, se
 def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> nn.Module:
     """A perceptron trained by cross-entropy and Adam to read labels off messages."""
     with seeded(stable_seed(seed, "reader")):
-        reader = mlp(said_NX.shape[1], settings.hidden, labels, settings.num_layers, settings.activation)
+        reader = mlp(said_NX.shape[1], settings.hidden, labels, settings.activation, settings.num_layers)
     optimizer = FlatOptimizer([ParameterGroup("actor", "reader", list(reader.parameters()), 1.0)], settings.lr)
     for epoch in range(settings.num_epochs):
         order_N = torch.randperm(len(y_N), generator=generator(seed, "minibatches", epoch))

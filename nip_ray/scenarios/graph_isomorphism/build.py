@@ -51,7 +51,6 @@ def _graph_data(settings: GraphDataSettings, marked: tuple[Mark, ...]) -> tuple[
         edge_probabilities=tuple(settings.edge_probabilities),
         non_iso_prop_score_1=settings.non_iso_prop_score_1,
         non_iso_prop_score_2=settings.non_iso_prop_score_2,
-        iso_prop_from_non_iso=settings.iso_prop_from_non_iso,
     )
     if settings.test is not None:
         test = _truncated(load_pairs(Path(settings.test)), settings.num_test, settings.seed)

@@ -60,7 +60,7 @@ class GraphBody(nn.Module):
             for _ in range(settings.num_transformer_layers)
         )
         self.output = nn.Linear(settings.d_transformer, settings.d_representation)
-        initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
+        initialise(self, settings.use_orthogonal_initialisation)
         if settings.history_initialisation == "shared":
             share_rounds(self.gnn.encode.weight[:, : seat.history_features], seat.rounds)
         elif settings.history_initialisation == "unmarked":
@@ -96,8 +96,6 @@ class GraphBody(nn.Module):
 
     def forward(self, h_NGVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None) -> tuple[Tensor, Tensor]:
         """`represent` by torch's operations."""
-        if self.settings.gnn_output_digits is not None:
-            h_NGVD = h_NGVD + (torch.round(h_NGVD, decimals=self.settings.gnn_output_digits) - h_NGVD).detach()
         x = self.token(torch.cat([torch.cat([self._pool(h_NGVD), h_NGVD.flatten(1, 2)], 1), inputs.extra_NTX], 2))
         for layer in self.layers[:-1]:
             x = layer(x, inputs.bias_NGK, inputs.bias_NK)
@@ -110,7 +108,7 @@ class GraphBody(nn.Module):
         """True if there is nothing between nodes and representations that the compiled kernels do not know."""
         settings = self.settings
         noisy = self.training and (settings.noise_sigma or settings.transformer_dropout)
-        odd = self.batch_norm is not None or settings.gnn_output_digits is not None or inputs.linear
+        odd = self.batch_norm is not None or inputs.linear
         return not noisy and not odd and len(self.layers) > 0
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
@@ -158,7 +156,7 @@ class GraphAgent(DialogueAgent):
         self.settings = settings
         self.policy_body = GraphBody(settings, seat, compiled)
         self.value_body = None if shared_body else GraphBody(settings, critic_seat or seat, compiled)
-        self.node_selector = self.make_selector(settings.d_node_selector, settings.num_node_selector_layers)
+        self.node_selector = self.make_selector(settings.d_node_selector)
         self.make_heads(2 * settings.d_representation, self.node_selector)
 
     def body(self) -> nn.Module:

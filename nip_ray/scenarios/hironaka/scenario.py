@@ -45,7 +45,7 @@ class Hironaka(Scenario):
         """This scenario, what it plays moved to `device` in place."""
         self.game = Game(self.settings, device)
         no_weights = [role for role, agent in self.agents.items() if agent.kind == "scripted"]
-        self.rules = Rules(self.game, self.protocol, self.num_symbols, self.settings.data_seed, no_weights)
+        self.rules = Rules(self.game, self.protocol, self.num_symbols, 0, no_weights)
         self.label_I = torch.zeros(1, dtype=torch.int64, device=device).expand(self.settings.num_train + self.settings.num_test)
         return self
 
@@ -106,7 +106,7 @@ class Hironaka(Scenario):
         training = {role: networks[role].training for role in ROLES}
         players = {role: self.players(role, networks[role].eval()) for role in ROLES}
         try:
-            return rho_figures(players, self.settings, self.settings.data_seed, device=str(self.label_I.device))
+            return rho_figures(players, self.settings, 0, device=str(self.label_I.device))
         finally:
             for role, mode in training.items():
                 networks[role].train(mode)

@@ -49,13 +49,12 @@ class ImageBody(nn.Module):
             shape.num_groups,
             settings.num_blocks_per_group,
             settings.building_block_type,
-            settings.kernel_size,
             settings.activation,
         )
         latent = settings.initial_num_channels * 2**shape.num_groups + seat.latest_features
         self.image_output = nn.Linear(latent + seat.history_features * seat.linear_symbols, settings.d_representation)
         self.pixel_output = nn.Linear(latent, settings.d_representation)
-        initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
+        initialise(self, settings.use_orthogonal_initialisation)
         if settings.history_initialisation == "shared":
             self._share_rounds()
 
@@ -98,7 +97,7 @@ class ImageAgent(DialogueAgent):
         self.settings = settings
         self.policy_body = ImageBody(settings, seat, shape)
         self.value_body = None if shared_body else ImageBody(settings, critic_seat or seat, shape)
-        self.pixel_selector = self.make_selector(settings.d_latent_pixel_selector, settings.num_latent_pixel_selector_layers)
+        self.pixel_selector = self.make_selector(settings.d_latent_pixel_selector)
         self.make_heads(settings.d_representation, self.pixel_selector, not settings.legacy_value_initialisation)
 
     def body(self) -> nn.Module:
