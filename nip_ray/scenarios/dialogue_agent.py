@@ -1,14 +1,15 @@
-"""What the networks of graph isomorphism and of image classification share: heads on a body, and normalised messages.
+"""What the networks of graph isomorphism and of image classification share: heads on a body, normalised messages, and a random agent.
 
 A scenario's agent brings its body and the head that chooses what to name (a node, a latent pixel); the heads that decide, send linear
 messages and value are made here. The order in which parts are made is the order in which they draw their first weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise, mlp, round_one_hot
@@ -125,3 +126,33 @@ class DialogueAgent(nn.Module):
 
     def _with_round(self, summary_NW: Tensor, obs: Observation) -> Tensor:
         return torch.cat([summary_NW, round_one_hot(obs["round"], self.seat.rounds, summary_NW.dtype)], 1)
+
+
+class RandomAgent(nn.Module):
+    """Uniform over what it may name, linear symbols and decisions; its value is 0. Never trained.
+
+    allowed: (N, F, ...) bool by observation and seat, what it may name (None: everything).
+    """
+
+    def __init__(self, seat: Seat, num_symbols: int, allowed: Callable[[Observation, Seat], Tensor] | None = None) -> None:
+        super().__init__()
+        self.seat, self.num_symbols, self.allowed = seat, num_symbols, allowed
+        self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
+
+    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        """Uniform policy and zero value."""
+        count, seat = len(obs["round"]), self.seat
+        message = torch.zeros(count, seat.num_factors, self.num_symbols, device=obs["round"].device)
+        linear = message.new_zeros(count, seat.num_factors, seat.linear_symbols) if seat.linear_symbols else None
+        decision = message.new_zeros(count, seat.decisions) if seat.decides else None
+        if self.allowed is not None:
+            message = message.masked_fill(~self.allowed(obs, seat).flatten(2), FORBIDDEN)
+        policy = Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if seat.decides else None)
+        return (policy if want_policy else None), (message.new_zeros(count) if want_value else None)
+
+    def groups(self) -> list[ParameterGroup]:
+        """Nothing to train."""
+        return []
+
+    def body(self) -> None:
+        """It has none."""

@@ -8,7 +8,6 @@ Axes: N turns (rows), C colours, H x W pixels, h x w latent pixels, F history fe
 Source of the architecture: Hammond and Adam-Day's library, image classification.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -134,31 +133,3 @@ class ImageAgent(DialogueAgent):
         history, latest, linear = self.messages(obs, prefix)
         image = obs.get("state_image", obs["image"]) if body is self.value_body else obs["image"]
         return body.latent(image, history, latest, obs.get("embedding")), linear
-
-
-class RandomAgent(nn.Module):
-    """Uniform over latent pixels, linear symbols and decisions; its value is 0."""
-
-    def __init__(self, seat: Seat, num_symbols: int) -> None:
-        super().__init__()
-        self.seat, self.num_symbols = seat, num_symbols
-        self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
-
-    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
-        """Uniform policy and zero value; see `ImageAgent.forward`."""
-        count, seat = len(obs["round"]), self.seat
-        message = torch.zeros(count, seat.num_factors, self.num_symbols, device=obs["round"].device)
-        linear = message.new_zeros(count, seat.num_factors, seat.linear_symbols) if seat.linear_symbols else None
-        decision = message.new_zeros(count, seat.decisions) if seat.decides else None
-        policy = Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if seat.decides else None)
-        return (policy if want_policy else None), (message.new_zeros(count) if want_value else None)
-
-    def groups(self) -> list[ParameterGroup]:
-        """Nothing to train."""
-        return []
-
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """It reads no messages."""
-
-    def body(self) -> None:
-        """It has none."""
