@@ -14,6 +14,7 @@ _VLLM = "start `vllm serve MODEL` and name its address as base_url of a provider
 _SIGTERM = "a run ends in order at SIGTERM, which Kubernetes, SkyPilot, Slurm and Ray's autoscaler send; leave it out"
 _TWO_LAYERS = "every head has two layers, whose width its `d_` key says; leave it out"
 _ROUND = "heads that decide or value are always told the round; leave it out"
+_READER = "the perceptron is the published one (num_epochs stays); leave it out"
 GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "runtime.spot_notices": ((None,), _SIGTERM),
     "runtime.spot_interval_s": (_ANY, _SIGTERM),
@@ -48,6 +49,14 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "algorithm.priority_floor": ((1e-6,), "it is 1e-6; leave it out"),
     "algorithm.roles.*.adam_beta1": ((0.9,), "Adam's decays are 0.9 and 0.999; leave it out"),
     "algorithm.roles.*.adam_beta2": ((0.999,), "Adam's decays are 0.9 and 0.999; leave it out"),
+    "algorithm.roles.*.momentum": ((0.0,), "sgd has none, adam has its own; leave it out"),
+    "evaluation.message_regression.test_share": ((0.2,), _READER),
+    "evaluation.message_regression.num_layers": ((2,), _READER),
+    "evaluation.message_regression.hidden": ((64,), _READER),
+    "evaluation.message_regression.activation": (("relu",), _READER),
+    "evaluation.message_regression.minibatch_size": ((512,), _READER),
+    "evaluation.message_regression.lr": ((0.001,), _READER),
+    "profiling.stacks": ((False,), "the traces in profile/ have the operations; leave it out"),
     "strict": ((False,), "leave it out; `nip-ray train FILE --dry-run` prints the config with every key"),
 }
 """Dotted key -> (values that changed nothing, none: all; what to do instead). `(NAME)` stands for all keys whose

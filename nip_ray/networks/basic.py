@@ -7,15 +7,9 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "si
 FUNCTIONS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}
 
 
-def mlp(num_in: int, hidden: int, num_out: int, activation: str, num_layers: int = 2) -> nn.Sequential:
-    """Linear(in, hidden), activation, (num_layers - 2) x [Linear(hidden, hidden), activation], Linear(hidden, out).
-
-    One and two layers give the same network, as in the published code.
-    """
-    layers: list[nn.Module] = [nn.Linear(num_in, hidden), ACTIVATIONS[activation]()]
-    for _ in range(num_layers - 2):
-        layers += [nn.Linear(hidden, hidden), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, nn.Linear(hidden, num_out))
+def mlp(num_in: int, hidden: int, num_out: int, activation: str) -> nn.Sequential:
+    """Linear(in, hidden), activation, Linear(hidden, out)."""
+    return nn.Sequential(nn.Linear(num_in, hidden), ACTIVATIONS[activation](), nn.Linear(hidden, num_out))
 
 
 def initialise(module: nn.Module, orthogonal: bool) -> None:

@@ -128,6 +128,17 @@ class DialogueAgent(nn.Module):
         return torch.cat([summary_NW, round_one_hot(obs["round"], self.seat.rounds, summary_NW.dtype)], 1)
 
 
+@torch.no_grad()
+def share_rounds(weight_DF: Tensor, rounds: int) -> None:
+    """Give every round's columns of the input layer the values of round 0's.
+
+    A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two isomorphic
+    graphs with equal representations, which independent columns would make different. Training is free to tell rounds apart.
+    """
+    weight_DRL = weight_DF.unflatten(1, (rounds, -1))
+    weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
+
+
 class RandomAgent(nn.Module):
     """Uniform over what it may name, linear symbols and decisions; its value is 0. Never trained.
 

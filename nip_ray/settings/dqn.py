@@ -90,9 +90,8 @@ class DQNRoleSettings:
     gamma: float = option(0.99, "Discount per protocol round.", ge=0, le=1)
     batch_size: int = option(256, "Transitions in a gradient step.", ge=1)
     lr: LearningRate = option(LearningRate, "Learning rate.")
-    optimizer: Literal["adam", "sgd"] = option("adam", "Adam, or stochastic gradient descent with momentum.")
+    optimizer: Literal["adam", "sgd"] = option("adam", "Adam, or stochastic gradient descent.")
     adam_epsilon: float = option(1e-8, "Added to the root of Adam's mean squared gradient (adam).", gt=0)
-    momentum: float = option(0.0, "Share of the last step that is taken again (sgd).", ge=0, lt=1)
     weight_decay: float = option(0.0, "Share of each weight that is added to its gradient.", ge=0)
     exploration: ExplorationRate = option(ExplorationRate, "Share of random moves in roll-outs for this role.")
     target_interval: int = option(1000, "Steps between two updates of the target network (1: at every step, for Polyak averages).", ge=1)
@@ -107,9 +106,8 @@ class DQNRoleSettings:
     steps_between_rollouts: int = option(10, "Steps between two roll-outs for this role.", ge=1)
 
     def faults(self) -> Iterator[str]:
-        """Settings of another optimizer."""
+        """A setting of Adam without Adam."""
         yield from _unused(self, self.optimizer == "adam", ("adam_epsilon",), f"with {self.optimizer}")
-        yield from _unused(self, self.optimizer == "sgd", ("momentum",), f"with {self.optimizer}")
 
 
 @dataclass(frozen=True)

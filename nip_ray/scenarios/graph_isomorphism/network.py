@@ -22,7 +22,7 @@ from nip_ray.networks import native
 from nip_ray.networks.basic import initialise
 from nip_ray.networks.gin import Gin, run_gins
 from nip_ray.networks.transformer import PairTransformerLayer, key_biases, wanted_tokens
-from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
+from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation, share_rounds
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
@@ -130,17 +130,6 @@ def token_features(latest_NGVL: Tensor, linear_NX: Tensor | None) -> Tensor:
     extra = F.pad(latest_NGVL.flatten(1, 2), (2, 0, 2, 0))
     extra[:, :2, :2] = torch.eye(2, device=extra.device)
     return extra if linear_NX is None else torch.cat([extra, linear_NX[:, None].expand(-1, extra.shape[1], -1)], 2)
-
-
-@torch.no_grad()
-def share_rounds(weight_DF: Tensor, rounds: int) -> None:
-    """Give every round's columns of the input layer the values of round 0's.
-
-    A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two isomorphic
-    graphs with equal representations, which independent columns would make different. Training is free to tell rounds apart.
-    """
-    weight_DRL = weight_DF.unflatten(1, (rounds, -1))
-    weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
 
 
 class GraphAgent(DialogueAgent):

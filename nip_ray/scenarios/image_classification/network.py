@@ -18,7 +18,7 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise
 from nip_ray.networks.images import scaled_to, trunk
-from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
+from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation, share_rounds
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.image_classification import ImageAgentSettings
 
@@ -55,7 +55,9 @@ class ImageBody(nn.Module):
         self.pixel_output = nn.Linear(latent, settings.d_representation)
         initialise(self, settings.use_orthogonal_initialisation)
         if settings.history_initialisation == "shared":
-            self._share_rounds()
+            first = self.trunk[0]
+            assert isinstance(first, nn.Conv2d)
+            share_rounds(first.weight[:, : seat.history_features, 0, 0], seat.rounds)
 
     def latent(self, image_NCHW: Tensor, history_NFhw: Tensor, latest_NLhw: Tensor, embedding_NEhw: Tensor | None) -> Tensor:
         """(N, D, h, w): the trunk's map, and the latest messages behind it. image_NCHW: from 0 to 1; the trunk sees -1 to 1."""
@@ -73,14 +75,6 @@ class ImageBody(nn.Module):
     def of_pixels(self, latent_NDhw: Tensor) -> Tensor:
         """(N, h * w, R): the latent pixels' representations."""
         return self.pixel_output(latent_NDhw.flatten(2).transpose(1, 2))
-
-    @torch.no_grad()
-    def _share_rounds(self) -> None:
-        """Start with one way to mark a latent pixel, whatever the round in which it was named."""
-        first = self.trunk[0]
-        assert isinstance(first, nn.Conv2d)
-        weight_DRL = first.weight[:, : self.seat.history_features, 0, 0].unflatten(1, (self.seat.rounds, -1))
-        weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
 
 
 class ImageAgent(DialogueAgent):
