@@ -125,7 +125,7 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
             "(algorithm.steps_per_iteration) would play nothing, lower it or raise these"
         )
     if (table := known_table(config)) is not None and role in table.deciders:
-        yield f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides, too; name others, or use ppo"
+        yield f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides too, name others or use ppo"
     for key, most in (("message_size", 1), ("linear_symbols", 0)):
         value = getattr(config.scenario, key, most)
         if value > most:
