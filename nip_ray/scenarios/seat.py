@@ -133,7 +133,8 @@ class NamingScenario(Scenario):
         return obs
 
     def _messages(self, at: Seat, said: Dialogue, round_N: Tensor) -> dict[str, Tensor]:
-        found = dict(zip(("history", "latest"), self.named(at, said, round_N), strict=True))
+        history, latest = self.named(at, said, round_N)
+        found = {"history": history, "latest": latest}
         if self.linear_symbols and said.linear is not None:
             found["linear_history"] = symbol_counts(said.linear, at.reads, self.linear_symbols).flatten(1)
         return found
