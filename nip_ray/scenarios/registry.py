@@ -14,7 +14,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.protocols.solo import solo_protocol
-from nip_ray.scenarios.dialogue_agent import DialogueAgent, RandomAgent
+from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism
 from nip_ray.scenarios.graph_isomorphism.fixed import allowed_nodes
 from nip_ray.scenarios.hironaka.scenario import build_hironaka
@@ -72,8 +72,8 @@ def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.M
     agents = {agent: scenario.build_agent(agent, stable_seed(seed, "agent", agent)) for agent in scenario.protocol.agents}
     if isinstance(settings, GraphIsomorphismSettings | ImageClassificationSettings) and settings.normalize_observations:
         for agent, statistics in observation_statistics(scenario, settings.num_normalization_steps, seed).items():
-            if isinstance(own := agents[agent], DialogueAgent):
-                own.set_normalisation(statistics)
+            if set_normalisation := getattr(agents[agent], "set_normalisation", None):  # one that draws at random needs none
+                set_normalisation(statistics)
     return agents
 
 
