@@ -5,8 +5,7 @@ from pathlib import Path
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import suggest
-from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of, without_verifier
-from nip_ray.protocols.tables import PROTOCOLS, table_of
+from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, known_table, players, playing, source_of, without_verifier
 from nip_ray.settings.dqn import DQNSettings, role_settings
 from nip_ray.settings.experiment import PlaySettings
 from nip_ray.settings.ppo import OnPolicySettings
@@ -125,8 +124,8 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
             f"{source}.steps_between_rollouts: got {own.steps_between_rollouts}, so some iterations of {rule.steps_per_iteration} steps "
             "(algorithm.steps_per_iteration) would play nothing, lower it or raise these"
         )
-    if config.protocol.name in PROTOCOLS and role in table_of(config.protocol.name, config.protocol).deciders:
-        yield f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides, too; name others, or use ppo"
+    if (table := known_table(config)) is not None and role in table.deciders:
+        yield f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides too, name others or use ppo"
     for key, most in (("message_size", 1), ("linear_symbols", 0)):
         value = getattr(config.scenario, key, most)
         if value > most:

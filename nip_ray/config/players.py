@@ -2,7 +2,7 @@
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, value_annotation
-from nip_ray.protocols.panel import Panel
+from nip_ray.protocols.spec import Protocol
 from nip_ray.protocols.tables import PROTOCOLS, table_of
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
@@ -19,24 +19,27 @@ DEFAULT = "_default"
 """The key of the settings of all agents that have none of their own."""
 
 
+def known_table(config: ExperimentConfig | TextExperimentConfig) -> Protocol | None:
+    """The protocol's table, None where its plugin is not imported (`rules.check` imports it)."""
+    return table_of(config.protocol.name, config.protocol) if config.protocol.name in PROTOCOLS else None
+
+
 def playing(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...] | None:
-    """The agents of the protocol, None where its plugin is not imported (`rules.check` imports it): they are not known then."""
-    return table_of(config.protocol.name, config.protocol).agents if config.protocol.name in PROTOCOLS else None
+    """The agents of the protocol, None where they are not known."""
+    table = known_table(config)
+    return None if table is None else table.agents
 
 
 def without_verifier(config: ExperimentConfig | TextExperimentConfig) -> bool:
     """Return True if the protocol is known to be a game without a verifier."""
-    return config.protocol.name in PROTOCOLS and table_of(config.protocol.name, config.protocol).verifier is None
+    table = known_table(config)
+    return table is not None and table.verifier is None
 
 
 def deciding(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...]:
-    """The agents whose decisions make the verdict; the verifier where the protocol's plugin is not imported."""
-    return table_of(config.protocol.name, config.protocol).verifiers if config.protocol.name in PROTOCOLS else ("verifier",)
-
-
-def panel_of(config: ExperimentConfig | TextExperimentConfig) -> Panel | None:
-    """The panel that decides, where the protocol is known to have one."""
-    return table_of(config.protocol.name, config.protocol).panel if config.protocol.name in PROTOCOLS else None
+    """The agents whose decisions make the verdict; the verifier where they are not known."""
+    table = known_table(config)
+    return ("verifier",) if table is None else table.verifiers
 
 
 def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
@@ -64,6 +67,5 @@ def rounds_of(config: ExperimentConfig | TextExperimentConfig) -> int | None:
     """The most rounds of an episode, None for one of a plugin that is not imported and has no max_rounds set."""
     if isinstance(config.scenario, HironakaSettings):
         return 2 * config.scenario.max_rounds  # the host's and the agent's
-    if config.protocol.name in PROTOCOLS:
-        return table_of(config.protocol.name, config.protocol).max_rounds
-    return config.protocol.max_rounds
+    table = known_table(config)
+    return config.protocol.max_rounds if table is None else table.max_rounds

@@ -17,7 +17,7 @@ from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, learns, nothing_to_train
 from nip_ray.config.members import ADDED
 from nip_ray.config.opponent_rules import opponents
-from nip_ray.config.players import players, playing, rounds_of, source_of, without_verifier
+from nip_ray.config.players import DEFAULT, known_table, players, playing, rounds_of, source_of, without_verifier
 from nip_ray.config.plugins import import_plugins, is_plugin_file
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.search_rules import search, verdict_gradient
@@ -35,9 +35,6 @@ from nip_ray.settings.protocol import PayoffEntries, ProtocolParams, ProtocolSet
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
-Rule = Callable[[ExperimentConfig], Iterator[str]]
-
-_DEFAULT = "_default"
 _WEIGHING = ("ppo", "reinforce")  # rules that weigh what older weights did
 _OR_WEIGHING = " or ".join(_WEIGHING)
 _FACTORS = ("agent_lr_factor", "body_lr_factor", "gnn_lr_factor")
@@ -58,7 +55,7 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
     if config.protocol.name not in PROTOCOLS and config.plugins and not any(plugins(config)):
         import_plugins(config.plugins)
     text = isinstance(config, TextExperimentConfig)
-    rules: list[Callable[[Any], Iterator[str]]] = [*_SHARED_RULES, *TEXT_RULES, policy_gradient] if text else [*_RULES]
+    rules: list[Callable[[Any], Iterator[str]]] = [*_OF_ALL, *(_OF_LANGUAGE if text else _OF_NETWORKS), plugins, own_faults]
     if training:
         rules.append(nobody_to_fine_tune if text else nothing_to_train)
     faults = [fault for rule in rules for fault in rule(config)]
@@ -68,7 +65,8 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
 
 def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """What an experiment can be, and hardly is meant to be."""
-    if config.protocol.name not in PROTOCOLS:
+    table = known_table(config)
+    if table is None:
         return
     if isinstance(config.algorithm, SoloSettings):
         unset = ProtocolParams()
@@ -82,7 +80,6 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
             f"protocol.name: {config.protocol.name} was registered by {home}, which `plugins` does not name, so no other process can read "
             "this run; put it in a file and name that"
         )
-    table = table_of(config.protocol.name, config.protocol)
     yield from _goals_and_payment(table)
     yield from _turns_that_never_pay(config.protocol, table)
     if table.verifier is None:
@@ -129,18 +126,14 @@ def _turns_that_never_pay(protocol: ProtocolSettings, table: Protocol) -> Iterat
 
 def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     """It must ship or come from a plugin, and be at home in the scenario."""
-    name, scenario = config.protocol.name, config.scenario.name
-    if name not in PROTOCOLS and not any(plugins(config)):
+    name, scenario, table = config.protocol.name, config.scenario.name, known_table(config)
+    if table is None and not any(plugins(config)):
         hint = "none of `plugins` registers it" if config.plugins else "one of your own needs `plugins`"
         yield f"protocol.name: unknown protocol {name!r}, {suggest(name, listed())} ({hint})"
     home = BOUND_TO_SCENARIO.get(name)
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
-    if (
-        name in PROTOCOLS
-        and scenario not in (*_MEASURE_ESTIMATES, *ADDED["scenario"])
-        and table_of(name, config.protocol).payment.per_error
-    ):
+    if table is not None and table.payment.per_error and scenario not in (*_MEASURE_ESTIMATES, *ADDED["scenario"]):
         yield f"scenario.name: got {scenario}, but {name} pays for estimates, which {', '.join(_MEASURE_ESTIMATES)} measures"
     bound = [other for other, place in BOUND_TO_SCENARIO.items() if place == scenario]
     if bound and home is None:
@@ -187,9 +180,9 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
 
 def graded_verdicts(config: ExperimentConfig) -> Iterator[str]:
     """A graded verdict of networks is the probability that it was drawn with: what learns by policy gradients alone can be paid for it."""
-    if config.protocol.name not in PROTOCOLS or without_verifier(config):
+    table = known_table(config)
+    if table is None or table.verifier is None:
         return
-    table = table_of(config.protocol.name, config.protocol)
     scoring, count = table.payment.scoring, len(config.protocol.verdicts)
     if scoring != "linear" and count > 2:
         yield f"protocol.verifier_scoring: got {scoring}, but it is defined for two verdicts, leave it out"
@@ -251,9 +244,9 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
 
 def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
     """The message with which an agent chooses its side is heard."""
-    name = config.protocol.name
-    if name in PROTOCOLS and table_of(name, config.protocol).chooser and getattr(config.algorithm, "skip_silent_messages", False):
-        yield f"algorithm.skip_silent_messages: under {name} a message that comes with a decision is read, set it to false"
+    table = known_table(config)
+    if table is not None and table.chooser and getattr(config.algorithm, "skip_silent_messages", False):
+        yield f"algorithm.skip_silent_messages: under {table.name} a message that comes with a decision is read, set it to false"
 
 
 def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
@@ -287,9 +280,9 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
     if known is None:
         return
     for name in config.scenario.agents:
-        if name not in (*known, _DEFAULT):
+        if name not in (*known, DEFAULT):
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}, or {_DEFAULT} for the rest"
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}, or {DEFAULT} for the rest"
             yield f"scenario.agents.{name}: no agent of {config.protocol.name}, {hint}"
 
 
@@ -386,8 +379,7 @@ def evaluations(config: ExperimentConfig) -> Iterator[str]:
     """Who is to be attacked at the end can be."""
     if not config.evaluation.attack.enabled:
         return
-    table = table_of(config.protocol.name, config.protocol) if config.protocol.name in PROTOCOLS else None
-    key = "evaluation.attack.enabled"
+    table, key = known_table(config), "evaluation.attack.enabled"
     if isinstance(config.algorithm, SoloSettings):
         yield f"{key}: an agent that learns alone meets no prover who could fool it, leave it out"
     elif table is not None and table.verifier is None:
@@ -433,36 +425,7 @@ def faults_below(part: Any, place: str) -> Iterator[str]:
             yield from faults_below(getattr(part, field.name), f"{place}.{field.name}")
 
 
-_SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
-    protocol_name,
-    protocol_parameters,
-    verdicts,
-    games,
-    state_tracking,
-    agent_names,
-    opponents,
-    plugins,
-    own_faults,
-)
-_RULES: tuple[Rule, ...] = (
-    protocol_name,
-    protocol_parameters,
-    verdicts,
-    graded_verdicts,
-    zero_knowledge,
-    chosen_sides,
-    games,
-    state_tracking,
-    agent_names,
-    opponents,
-    shared_bodies,
-    manual_agents,
-    minibatches,
-    *LEARNING_RULES,
-    search,
-    verdict_gradient,
-    workers,
-    evaluations,
-    plugins,
-    own_faults,
-)
+_OF_ALL = (protocol_name, protocol_parameters, verdicts, games, state_tracking, agent_names, opponents)
+_OF_NETWORKS = (graded_verdicts, zero_knowledge, chosen_sides, shared_bodies, manual_agents, minibatches, *LEARNING_RULES)
+_OF_NETWORKS += (search, verdict_gradient, workers, evaluations)
+_OF_LANGUAGE = (*TEXT_RULES, policy_gradient)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
-from nip_ray.config.players import DEFAULT, deciding, panel_of, playing, source_of, without_verifier
+from nip_ray.config.players import DEFAULT, deciding, known_table, playing, rounds_of, source_of, without_verifier
 from nip_ray.errors import UserError
-from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
+from nip_ray.protocols.tables import SHIPPED
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
@@ -90,7 +90,7 @@ def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
     """It has no zero knowledge, and a verifier where that is to learn the truth; for code validation it has prompts, and random stances
     only where a stance can differ.
     """
-    name = config.protocol.name
+    name, table = config.protocol.name, known_table(config)
     if config.protocol.zero_knowledge and not without_verifier(config):
         yield "protocol.zero_knowledge: not available for language models, set it to false"
     if without_verifier(config) and (share := getattr(config.algorithm, "guess_replacement", 0)):
@@ -101,13 +101,13 @@ def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
     if sure and (scoring := config.protocol.verifier_scoring) != "linear":
         graded = "set scenario.verdict_scale to one_to_seven or percent, or " if isinstance(config.scenario, CodeValidationSettings) else ""
         yield f"protocol.verifier_scoring: got {scoring}, but verdicts have no confidence here, {graded}leave it out"
-    if sure and (panel := panel_of(config)) is not None and panel.rule == "mean":
+    if sure and table is not None and table.panel is not None and table.panel.rule == "mean":
         yield "protocol.panel_rule: got mean, but votes have no confidence here, use majority, unanimous or veto"
     if not isinstance(config.scenario, CodeValidationSettings):
         return
     if name in SHIPPED and name not in WITH_PROMPTS:
         yield f"protocol.name: got {name}, but there are no prompts for it, {suggest(name, WITH_PROMPTS)}"
-    if config.scenario.randomize_prover_stance and name in PROTOCOLS and table_of(name, config.protocol).fixed_stances:
+    if config.scenario.randomize_prover_stance and table is not None and table.fixed_stances:
         yield f"scenario.randomize_prover_stance: {name} fixes who argues for what (nip, adp and mnip do not), set it to false"
 
 
@@ -221,8 +221,7 @@ def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
     branches = getattr(config.algorithm, "num_responses", None)
     if branches is None:
         return
-    known = config.protocol.name in PROTOCOLS
-    longest = table_of(config.protocol.name, config.protocol).max_rounds if known else config.protocol.max_rounds or 1
+    longest = rounds_of(config) or 1
     leaves = branches**longest
     if leaves > 100_000:
         yield (

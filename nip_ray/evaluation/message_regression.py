@@ -5,7 +5,7 @@ Decisions that matter here:
 - the perceptron sees symbols one-hot, by channel and position, and nothing else: neither the instance nor what was said before. A
   symbol that means something only beside its instance (a node of a graph, by its number) tells it nothing. A score near the share of
   the larger class says that there is no code, not that the message is of no use.
-Source: the message regression of Hammond and Adam-Day's library, which looks at the message that was received.
+Source: the message regression of Hammond and Adam-Day's library, which looks at the message that was received. Sizes are theirs.
 """
 
 import math
@@ -22,6 +22,9 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, seeded, stable_seed
 from nip_ray.settings.experiment import MessageRegressionSettings
 
+_KEPT_BACK = 0.2  # share of the messages that the perceptron is examined on
+_HIDDEN, _MINIBATCH, _LR = 64, 512, 0.001
+
 
 def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Proportion]:
     """Agent -> accuracy on the messages kept back, with its interval.
@@ -33,7 +36,7 @@ def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRe
     found = {}
     for agent in agents:
         said_NX, y_N = first_messages(scenario, rollout, agent)
-        score = _score(said_NX, y_N, settings, stable_seed(seed, "message regression", agent), len(scenario.protocol.verdicts))
+        score = _score(said_NX, y_N, settings.num_epochs, stable_seed(seed, "message regression", agent), len(scenario.protocol.verdicts))
         if score is not None:
             found[agent] = score
     return found
@@ -62,28 +65,26 @@ def _one_hot(token_NCM: Tensor, num_symbols: int) -> Tensor:
     return nn.functional.one_hot(token_NCM.cpu() + 1, num_symbols + 1)[..., 1:].flatten(1).float()
 
 
-def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> Proportion | None:
+def _score(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: int) -> Proportion | None:
     """The share of the messages kept back whose label is read right; None where either part would be empty."""
-    count = math.ceil(len(y_N) * settings.test_share)
+    count = math.ceil(len(y_N) * _KEPT_BACK)
     if count == 0 or count == len(y_N):
         return None
     order_N = torch.randperm(len(y_N), generator=generator(seed, "split"))
     kept, learned = order_N[:count], order_N[count:]
-    reader = _fitted(said_NX[learned], y_N[learned], settings, seed, labels)
+    reader = _fitted(said_NX[learned], y_N[learned], num_epochs, seed, labels)
     with torch.no_grad():
         right_N = reader(said_NX[kept]).argmax(-1) == y_N[kept]
     return proportion(int(right_N.sum()), count)
 
 
 @torch.enable_grad()
-def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> nn.Module:
+def _fitted(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: int) -> nn.Module:
     """A perceptron trained by cross-entropy and Adam to read labels off messages."""
     with seeded(stable_seed(seed, "reader")):
-        reader = mlp(said_NX.shape[1], settings.hidden, labels, settings.num_layers, settings.activation)
-    optimizer = FlatOptimizer([ParameterGroup("actor", "reader", list(reader.parameters()), 1.0)], settings.lr)
-    for epoch in range(settings.num_epochs):
+        reader = mlp(said_NX.shape[1], _HIDDEN, labels, "relu")
+    optimizer = FlatOptimizer([ParameterGroup("actor", "reader", list(reader.parameters()), 1.0)], _LR)
+    for epoch in range(num_epochs):
         order_N = torch.randperm(len(y_N), generator=generator(seed, "minibatches", epoch))
-        fit(
-            lambda index: nn.functional.cross_entropy(reader(said_NX[index]), y_N[index]), optimizer, order_N.split(settings.minibatch_size)
-        )
+        fit(lambda index: nn.functional.cross_entropy(reader(said_NX[index]), y_N[index]), optimizer, order_N.split(_MINIBATCH))
     return reader

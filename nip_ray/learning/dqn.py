@@ -155,9 +155,8 @@ def update_target(target: nn.Module, online: nn.Module, tau: float) -> None:
 def build_optimizer(parameters: Iterable[Any], settings: DQNRoleSettings, lr: float) -> torch.optim.Optimizer:
     """A role's optimizer over `parameters` (or torch's groups of them), at learning rate `lr` for its first step."""
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    betas = (settings.adam_beta1, settings.adam_beta2)
-    return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=settings.adam_epsilon, weight_decay=settings.weight_decay, fused=True)
+        return torch.optim.SGD(parameters, lr=lr, weight_decay=settings.weight_decay)
+    return torch.optim.Adam(parameters, lr=lr, eps=settings.adam_epsilon, weight_decay=settings.weight_decay, fused=True)
 
 
 @contextmanager

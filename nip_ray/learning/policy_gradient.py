@@ -72,6 +72,7 @@ def mean_and_deviation(advantage_N: Tensor) -> tuple[Tensor | float, Tensor | fl
 
 _LARGEST_LOG_RATIO = 20.0
 _DEFAULT_CLIP = 0.2  # of the value's change, under rules that clip no ratios
+_LR_FACTOR = 1.5  # a step of the adaptive learning rate
 
 
 def base_lr(settings: OnPolicySettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
@@ -180,16 +181,16 @@ def critic(value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: OnP
 
 def next_beta(beta: Tensor, kl: Tensor, settings: PPOSettings) -> Tensor:
     """The KL coefficient after a minibatch with divergence `kl` (scalar tensors)."""
-    grown = torch.where(kl > 1.5 * settings.kl_target, beta * settings.kl_increment, beta)
-    return torch.where(kl < settings.kl_target / 1.5, beta * settings.kl_decrement, grown)
+    grown = torch.where(kl > 1.5 * settings.kl_target, 2 * beta, beta)
+    return torch.where(kl < settings.kl_target / 1.5, beta / 2, grown)
 
 
 def next_lr(lr: float, kl: float, settings: PPOSettings) -> float:
     """The adaptive learning rate after an update whose policies moved by `kl` (mean over its minibatches)."""
     if kl > 2 * settings.kl_target:
-        lr = lr / settings.adaptive_lr_factor
+        lr = lr / _LR_FACTOR
     elif kl < settings.kl_target / 2:
-        lr = lr * settings.adaptive_lr_factor
+        lr = lr * _LR_FACTOR
     return min(max(lr, settings.adaptive_lr_min), settings.adaptive_lr_max)
 
 

@@ -37,10 +37,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Priorities:
-    """How proportional priorities are made of errors: (|error| + floor) ** exponent. Defaults and bounds: `DQNSettings`."""
+    """How proportional priorities are made of errors: (|error| + floor) ** exponent. Every transition can come up, since floor > 0."""
 
     exponent: float
-    floor: float
+    floor: float = 1e-6
 
 
 @dataclass(frozen=True)

@@ -44,16 +44,7 @@ class ResidualBlock(nn.Module):
         return torch.relu(self.second_norm(self.second(inner)) + (x_NCHW if self.widen is None else self.widen(x_NCHW)))
 
 
-def block(kind: BlockType, num_in: int, num_out: int, kernel_size: int) -> nn.Module:
-    """One block that keeps the size of a map: (N, num_in, H, W) to (N, num_out, H, W)."""
-    if kind == "residual_basic":
-        return ResidualBlock(num_in, num_out)
-    return nn.Conv2d(num_in, num_out, kernel_size, padding="same")
-
-
-def trunk(
-    num_in: int, initial: int, num_groups: int, blocks_per_group: int, kind: BlockType, kernel_size: int, activation: str
-) -> nn.Sequential:
+def trunk(num_in: int, initial: int, num_groups: int, blocks_per_group: int, kind: BlockType, activation: str) -> nn.Sequential:
     """(N, num_in, H, W) to (N, initial * 2^groups, H / 2^groups, W / 2^groups), sides rounded down.
 
     A perceptron of two layers for every pixel, then groups of [block, activation] that end in a 2 x 2 max-pooling; the first block of
@@ -64,7 +55,9 @@ def trunk(
     for _ in range(num_groups):
         for position in range(blocks_per_group):
             wider = 2 * width if position == 0 else width
-            layers += [block(kind, width, wider, kernel_size), ACTIVATIONS[activation]()]
+            residual = kind == "residual_basic"
+            layers.append(ResidualBlock(width, wider) if residual else nn.Conv2d(width, wider, 3, padding="same"))
+            layers.append(ACTIVATIONS[activation]())
             width = wider
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers)

@@ -166,7 +166,6 @@ def _network_faults(scenario: Scenario) -> Iterator[str]:
             yield f"groups() of {agent!r}: `part` must be actor or critic"
         if not (network.body() is None or isinstance(network.body(), nn.Module)):
             yield f"body() of {agent!r} must be a module or None"
-        network.set_normalisation({})
         id_N, said, round_N, seed_N = _sample(scenario)
         obs = scenario.observe(agent, id_N, said.before(round_N), round_N, seed_N)
         with torch.no_grad():

@@ -57,8 +57,8 @@ class Scenario(ABC):
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """A fresh network for `agent`, initialised from `seed`.
 
-        It has ``forward(obs, want_policy, want_value) -> (Policy | None, value_N | None)``, ``groups() -> list[ParameterGroup]``,
-        ``set_normalisation(statistics)`` and ``body()``, the part that the policy reads, whose weights pretraining hands over.
+        It has ``forward(obs, want_policy, want_value) -> (Policy | None, value_N | None)``, ``groups() -> list[ParameterGroup]`` and
+        ``body()``, the part that the policy reads, whose weights pretraining hands over.
         """
 
     def to(self, device: str) -> Self:

@@ -1,6 +1,5 @@
 """One call that says whether a protocol table makes sense."""
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
@@ -134,7 +133,6 @@ def _payment_faults(protocol: Protocol) -> list[str]:
     payment, faults, count = protocol.payment, [], len(protocol.verdicts)
     for role in payment.by_role:
         faults += [f"by_role[{role!r}]: {fault}" for fault in _payment_faults(_in_role(protocol, role))]
-    largest = torch.finfo(torch.float32).max
     for agent, table in payment.payoff.items():
         if agent not in protocol.agents:
             faults.append(f"payoff[{agent!r}]: no agent, expected some of {list(protocol.agents)} (is the verifier called otherwise?)")
@@ -143,15 +141,15 @@ def _payment_faults(protocol: Protocol) -> list[str]:
             faults.append(f"payoff[{agent!r}] must have a row for each label ({words}) of amounts for {words}, undecided")
         else:
             amounts = [amount for row in table for amount in row]
-            faults += [f"payoff[{agent!r}]: {_NUMBER} (got {a})" for a in amounts if not math.isfinite(a) or abs(a) > largest]
+            faults += [f"payoff[{agent!r}]: {_NUMBER} (got {a})" for a in amounts if not _fits(a)]
     for agent, speakers in payment.turns.items():
         for speaker, amount in speakers.items():
             if agent not in protocol.agents or speaker not in protocol.agents:
                 faults.append(f"turns[{agent!r}][{speaker!r}] must name two agents of {list(protocol.agents)}")
-            elif not math.isfinite(amount) or abs(amount) > largest:
+            elif not _fits(amount):
                 faults.append(f"turns[{agent!r}][{speaker!r}]: {_NUMBER} (got {amount})")
     for agent, amount in payment.per_error.items():
-        if agent not in protocol.agents or not math.isfinite(amount) or abs(amount) > largest:
+        if agent not in protocol.agents or not _fits(amount):
             faults.append(f"per_error[{agent!r}]: {_NUMBER}, for an agent of {list(protocol.agents)} (got {amount})")
     if payment.per_error and (protocol.verifier is None or protocol.zero_knowledge is not None):
         faults.append("per_error: estimates are paid for where a verifier decides, and not under zero knowledge")
@@ -171,6 +169,10 @@ def _payment_faults(protocol: Protocol) -> list[str]:
     if payment.function is not None and not faults:
         faults += _function_faults(protocol, payment.function)
     return faults
+
+
+def _fits(amount: float) -> bool:
+    return abs(amount) <= torch.finfo(torch.float32).max  # which NaN and infinity are not
 
 
 def _in_role(protocol: Protocol, role: str) -> Protocol:
@@ -274,7 +276,7 @@ def _zero_knowledge_faults(protocol: Protocol, extra: ZeroKnowledge | None) -> l
     faults = [
         f"zero_knowledge.{name} must be a finite number >= 0 (got {value})"
         for name in names
-        if not 0 <= (value := getattr(extra, name)) <= torch.finfo(torch.float32).max
+        if not ((value := getattr(extra, name)) >= 0 and _fits(value))
     ]
     turn_SKA = protocol.turn_table_SKAC.any(-1)
     for agent in (extra.adversary, extra.simulator):

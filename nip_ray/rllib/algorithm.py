@@ -338,15 +338,14 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
         state = self._first_learner(methodcaller("training_state"))
-        return {**state, "counters": self.counters(), **self._past_weights(), **self._weights_behind()}
+        return {**state, "counters": self.counters(), **self._kept_weights()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, for all learners and runners."""
         own = {key: state[key] for key in ("modules", "trained", "optimizers", "extra") if key in state}
         self._foreach_learner(methodcaller("load_training_state", own))
         self.load_counters(state["counters"])
-        self._load_past(state, state["counters"])
-        self._load_behind(state)
+        self._load_kept(state, state["counters"])
         self.send_weights()
 
     def counters(self) -> dict[str, Any]:
@@ -358,18 +357,14 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         """The inverse of `counters`."""
         self.train_iteration, self.env_steps_total = int(counters["iteration"]), int(counters["env_steps_total"])
 
-    def _past_weights(self) -> dict[str, Any]:
-        return {} if self.past is None else {"opponent_weights": self.past.stored_weights()}
+    def _kept_weights(self) -> dict[str, Any]:
+        """The snapshots' weights, and those that the next iteration is played by where they are not those of now."""
+        past = {} if self.past is None else {"opponent_weights": self.past.stored_weights()}
+        return past if self._behind is None else {**past, "weights_behind": self._behind}
 
-    def _load_past(self, state: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+    def _load_kept(self, state: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         if self.past is not None:
             self.past.load(counters["opponent_pool"], state["opponent_weights"])
-
-    def _weights_behind(self) -> dict[str, Any]:
-        """The weights that the next iteration is played by, where they are not those of now."""
-        return {} if self._behind is None else {"weights_behind": self._behind}
-
-    def _load_behind(self, state: Mapping[str, Any]) -> None:
         if self._ahead is not None and self._ahead.calls:  # forgotten, once runners are free again
             self._ask_runners(self._ahead.calls, asked=True)
         self._ahead = None
@@ -381,7 +376,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         state = super().get_state(components, not_components=not_components, **kwargs)
         extra = self._first_learner(methodcaller("extra_state"))
         averages = self._first_learner(methodcaller("averages_copy"))
-        state["nip_ray"] = {**self.counters(), "extra": extra, "averages": averages, **self._past_weights(), **self._weights_behind()}
+        state["nip_ray"] = {**self.counters(), "extra": extra, "averages": averages, **self._kept_weights()}
         return state
 
     @override(Algorithm)
@@ -392,8 +387,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
         if ours is not None:
             self.load_counters(ours)
-            self._load_past(ours, ours)
-            self._load_behind(ours)
+            self._load_kept(ours, ours)
             self._foreach_learner(methodcaller("load_extra_state", ours["extra"]))
             self._foreach_learner(methodcaller("load_averages", ours.get("averages", {})))
         self._share_modules()

@@ -8,7 +8,7 @@ Decisions that matter here:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -58,8 +58,7 @@ def _settings_faults(config: type[ProtocolAlgorithmConfig]) -> Iterator[str]:
 
 
 def _learning_faults(config: type[ProtocolAlgorithmConfig], base: Mapping[str, Any]) -> Iterator[str]:
-    settings = config.settings_class()
-    rule = {**{f.name: getattr(settings, f.name) for f in fields(settings)}, **base.get("algorithm", {})}
+    rule = {**asdict(config.settings_class()), **base.get("algorithm", {})}
     experiment = ExperimentConfig.model_validate({**base, "seed": 1, "iterations": _ITERATIONS, "algorithm": rule})
     try:
         yield from _trained_faults(config, experiment)

@@ -469,7 +469,7 @@ class DQNLearner(ProtocolLearner):
     def _make_buffer(self, role: str, rows: Mapping[str, Tensor]) -> None:
         settings: DQNSettings = self.settings
         schema = {name: Field(tuple(part.shape[1:]), part.dtype) for name, part in rows.items()}
-        priorities = Priorities(settings.priority_exponent, settings.priority_floor) if settings.prioritised else None
+        priorities = Priorities(settings.priority_exponent) if settings.prioritised else None
         self.replay[role] = Replay(schema, settings.buffer_size, self._buffer_device(), priorities)
 
     def _buffer_device(self) -> torch.device:

@@ -42,7 +42,6 @@ def profiler(settings: ProfilingSettings, folder: Path, start: int) -> Iterator[
         on_trace_ready=lambda recorded: _write(recorded, settings, folder / FOLDER, first),
         profile_memory=settings.memory,
         record_shapes=False,
-        with_stack=settings.stacks,
     ) as running:
 
         def step() -> None:
@@ -64,5 +63,5 @@ def _write(recorded: Any, settings: ProfilingSettings, folder: Path, first: int)
     folder.mkdir(exist_ok=True)
     recorded.export_chrome_trace(str(folder / f"trace-{first:06d}.json.gz"))
     sort_by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    averages = recorded.key_averages(group_by_stack_n=5 if settings.stacks else 0)
+    averages = recorded.key_averages()
     (folder / TABLE).write_text(averages.table(sort_by=sort_by, row_limit=_ROWS), encoding="utf-8")

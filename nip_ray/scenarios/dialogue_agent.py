@@ -1,14 +1,15 @@
-"""What the networks of graph isomorphism and of image classification share: heads on a body, and normalised messages.
+"""What the networks of graph isomorphism and of image classification share: heads on a body, normalised messages, and a random agent.
 
 A scenario's agent brings its body and the head that chooses what to name (a node, a latent pixel); the heads that decide, send linear
 messages and value are made here. The order in which parts are made is the order in which they draw their first weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise, mlp, round_one_hot
@@ -37,9 +38,9 @@ class DialogueAgent(nn.Module):
         self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy
         self._heads = settings
 
-    def make_selector(self, hidden: int, layers: int) -> nn.Module:
+    def make_selector(self, hidden: int) -> nn.Module:
         """The head that scores each thing that can be named, once for every writable channel and position."""
-        return mlp(self._heads.d_representation, hidden, self.seat.num_factors, layers, self._heads.activation)
+        return mlp(self._heads.d_representation, hidden, self.seat.num_factors, self._heads.activation)
 
     def make_heads(self, width: int, selector: nn.Module, initialise_value: bool = True) -> None:
         """Add the other heads, on `width` features, and the buffers; give all heads their first weights.
@@ -47,22 +48,19 @@ class DialogueAgent(nn.Module):
         initialise_value: False leaves the value head's as torch makes them.
         """
         settings, seat, activation = self._heads, self.seat, self._heads.activation
-        rounds = seat.rounds + 1
+        with_round = width + seat.rounds + 1
         self.decider = self.linear_selector = None
         if seat.decides:
-            num_in = width + (rounds if settings.include_round_in_decider else 0)
-            self.decider = mlp(num_in, settings.d_decider, seat.decisions, settings.num_decider_layers, activation)
+            self.decider = mlp(with_round, settings.d_decider, seat.decisions, activation)
         if seat.linear_symbols:
             outputs = seat.num_factors * seat.linear_symbols
-            layers = settings.num_linear_message_selector_layers
-            self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, layers, activation)
-        num_in = width + (rounds if settings.include_round_in_value else 0) + (seat.verdicts if self.critic_seat is not None else 0)
-        self.value_head = mlp(num_in, settings.d_value, 1, settings.num_value_layers, activation)
-        gain = settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None
+            self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, activation)
+        num_in = with_round + (seat.verdicts if self.critic_seat is not None else 0)
+        self.value_head = mlp(num_in, settings.d_value, 1, activation)
         for head in (selector, self.decider, self.linear_selector):
             if head is not None:
-                initialise(head, gain)
-        initialise(self.value_head, gain if initialise_value else None)
+                initialise(head, settings.use_orthogonal_initialisation)
+        initialise(self.value_head, settings.use_orthogonal_initialisation and initialise_value)
         # mean and standard deviation of history, latest message and linear history; identity until `set_normalisation`
         self.register_buffer("normalisation", torch.tensor([[0.0, 1.0]] * len(_MESSAGES)))
 
@@ -104,14 +102,14 @@ class DialogueAgent(nn.Module):
         decision = linear = None
         if self.decider is not None:
             assert summary_NW is not None
-            decision = self.decider(self._with_round(summary_NW, obs, self._heads.include_round_in_decider))
+            decision = self.decider(self._with_round(summary_NW, obs))
         if self.linear_selector is not None:
             linear = self.linear_selector(summary_NW).view(len(message_NFS), self.seat.num_factors, -1)
         return Policy(message_NFS, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
 
     def value_of(self, summary_NW: Tensor, obs: Observation) -> Tensor:
         """The value (N,) of N turns; a central critic knows the label."""
-        known = self._with_round(summary_NW, obs, self._heads.include_round_in_value)
+        known = self._with_round(summary_NW, obs)
         if self.critic_seat is not None:
             known = torch.cat([known, round_one_hot(obs["label"], self.seat.verdicts - 1, known.dtype)], 1)
         return self.value_head(known).squeeze(-1)
@@ -126,5 +124,46 @@ class DialogueAgent(nn.Module):
             ParameterGroup("critic", "heads", list(self.value_head.parameters()), agent.critic),
         ]
 
-    def _with_round(self, summary_NW: Tensor, obs: Observation, include: bool) -> Tensor:
-        return torch.cat([summary_NW, round_one_hot(obs["round"], self.seat.rounds, summary_NW.dtype)], 1) if include else summary_NW
+    def _with_round(self, summary_NW: Tensor, obs: Observation) -> Tensor:
+        return torch.cat([summary_NW, round_one_hot(obs["round"], self.seat.rounds, summary_NW.dtype)], 1)
+
+
+@torch.no_grad()
+def share_rounds(weight_DF: Tensor, rounds: int) -> None:
+    """Give every round's columns of the input layer the values of round 0's.
+
+    A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two isomorphic
+    graphs with equal representations, which independent columns would make different. Training is free to tell rounds apart.
+    """
+    weight_DRL = weight_DF.unflatten(1, (rounds, -1))
+    weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
+
+
+class RandomAgent(nn.Module):
+    """Uniform over what it may name, linear symbols and decisions; its value is 0. Never trained.
+
+    allowed: (N, F, ...) bool by observation and seat, what it may name (None: everything).
+    """
+
+    def __init__(self, seat: Seat, num_symbols: int, allowed: Callable[[Observation, Seat], Tensor] | None = None) -> None:
+        super().__init__()
+        self.seat, self.num_symbols, self.allowed = seat, num_symbols, allowed
+        self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
+
+    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        """Uniform policy and zero value."""
+        count, seat = len(obs["round"]), self.seat
+        message = torch.zeros(count, seat.num_factors, self.num_symbols, device=obs["round"].device)
+        linear = message.new_zeros(count, seat.num_factors, seat.linear_symbols) if seat.linear_symbols else None
+        decision = message.new_zeros(count, seat.decisions) if seat.decides else None
+        if self.allowed is not None:
+            message = message.masked_fill(~self.allowed(obs, seat).flatten(2), FORBIDDEN)
+        policy = Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if seat.decides else None)
+        return (policy if want_policy else None), (message.new_zeros(count) if want_value else None)
+
+    def groups(self) -> list[ParameterGroup]:
+        """Nothing to train."""
+        return []
+
+    def body(self) -> None:
+        """It has none."""

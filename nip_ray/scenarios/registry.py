@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,13 +14,11 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.protocols.solo import solo_protocol
+from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism
-from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent as RandomGraphAgent
-from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
+from nip_ray.scenarios.graph_isomorphism.fixed import allowed_nodes
 from nip_ray.scenarios.hironaka.scenario import build_hironaka
 from nip_ray.scenarios.image_classification.build import build_image_classification
-from nip_ray.scenarios.image_classification.network import ImageAgent
-from nip_ray.scenarios.image_classification.network import RandomAgent as RandomImageAgent
 from nip_ray.scenarios.matrix_games.scenario import build_matrix_game
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
@@ -37,7 +35,6 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "hironaka": build_hironaka,
     "state_tracking": build_state_tracking,
 }
-_RANDOM_AGENTS: dict[str, type[nn.Module]] = {"graph_isomorphism": RandomGraphAgent, "image_classification": RandomImageAgent}
 
 WITH_FILES = ("graph_isomorphism", "image_classification")
 """Scenarios that can be examined on instances of a file."""
@@ -75,13 +72,15 @@ def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.M
     agents = {agent: scenario.build_agent(agent, stable_seed(seed, "agent", agent)) for agent in scenario.protocol.agents}
     if isinstance(settings, GraphIsomorphismSettings | ImageClassificationSettings) and settings.normalize_observations:
         for agent, statistics in observation_statistics(scenario, settings.num_normalization_steps, seed).items():
-            cast(GraphAgent | ImageAgent, agents[agent]).set_normalisation(statistics)
+            if set_normalisation := getattr(agents[agent], "set_normalisation", None):  # one that draws at random needs none
+                set_normalisation(statistics)
     return agents
 
 
 def random_twin(scenario: Any) -> dict[str, nn.Module]:
-    """Uniform random players for every seat of a scenario of `_RANDOM_AGENTS`."""
-    return {agent: _RANDOM_AGENTS[scenario.name](seat, scenario.num_symbols) for agent, seat in scenario.seats.items()}
+    """Uniform random players for every seat of a `NamingScenario`."""
+    allowed = allowed_nodes if scenario.name == "graph_isomorphism" else None
+    return {agent: RandomAgent(seat, scenario.num_symbols, allowed) for agent, seat in scenario.seats.items()}
 
 
 @torch.no_grad()

@@ -1,13 +1,17 @@
-"""What protocol and scenario say of an agent's inputs and outputs, and whose settings it has."""
+"""What protocol and scenario say of an agent's inputs and outputs, whose settings it has, and scenarios whose messages name parts."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
+from nip_ray.play.core import turn_masks
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 
 Settings = TypeVar("Settings")
@@ -19,9 +23,8 @@ class Seat:
 
     index: its place among the agents. reads, writes: channel indices. message_size: M symbols a message.
     linear_symbols: size of the linear message alphabet, 0 for none. decides: whether its turns carry a decision. verdicts: how many there
-    are. answers: whether it is
-    a prover, who must answer in the graph opposite to the latest message of a channel; the others name any node. told: features of what it
-    is told of the episode's role, 0 where it is told none.
+    are. answers: whether it is a prover, who must answer in the graph opposite to the latest message of a channel; the others name any
+    node. told: features of what it is told of the episode's role, 0 where it is told none.
     """
 
     agent: str
@@ -84,11 +87,62 @@ def agents_of(protocol: Protocol, given: Mapping[str, Settings], default: Callab
     return {agent: given.get(agent, serves) for agent in protocol.agents}
 
 
-def seats(protocol: Protocol, message_size: int, linear_symbols: int, central_critic: bool) -> tuple[dict[str, Seat], dict[str, Seat]]:
-    """The seats of all agents, and those of their values, which read every channel where `central_critic`."""
-    made = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
-    everything = tuple(range(len(protocol.channels)))
-    return made, {agent: replace(at, reads=everything) if central_critic else at for agent, at in made.items()}
+class NamingScenario(Scenario):
+    """Agents name parts of what they see: nodes of graphs, latent pixels.
+
+    agents: agent -> settings of its networks. shared_body: policy and value share a body. central_critic: values see the whole state.
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        agents: Mapping[str, Any],
+        *,
+        shared_body: bool = False,
+        central_critic: bool = False,
+        message_size: int = 1,
+        linear_symbols: int = 0,
+    ) -> None:
+        self.protocol, self.agents, self.shared_body, self.central_critic = protocol, dict(agents), shared_body, central_critic
+        self.message_size, self.linear_symbols = message_size, linear_symbols
+        self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
+        everything = tuple(range(len(protocol.channels)))  # what a central critic reads
+        self.critic_seats = {agent: replace(at, reads=everything) if central_critic else at for agent, at in self.seats.items()}
+
+    @abstractmethod
+    def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
+        """What `agent` sees of the instances."""
+
+    @abstractmethod
+    def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
+        """How often each part was named, in the channels that the seat `at` reads: in each round, and in the round before."""
+
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        """What `agent` sees: `turn_masks`, `shown`, and history, latest and linear_history of the messages that it reads.
+
+        With a central critic, for the value alone: label (N,), and what it reads beyond the agent, with `state_` before the names.
+        """
+        at, critic = self.seats[agent], self.critic_seats[agent]
+        obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
+        obs |= self.shown(agent, id_N, said)
+        obs |= self._messages(at, said, round_N)
+        if self.central_critic:
+            obs["label"] = self.label_I[id_N]
+            if critic != at:
+                obs |= {f"state_{name}": value for name, value in self._messages(critic, said, round_N).items()}
+        return obs
+
+    def _messages(self, at: Seat, said: Dialogue, round_N: Tensor) -> dict[str, Tensor]:
+        history, latest = self.named(at, said, round_N)
+        found = {"history": history, "latest": latest}
+        if self.linear_symbols and said.linear is not None:
+            found["linear_history"] = symbol_counts(said.linear, at.reads, self.linear_symbols).flatten(1)
+        return found
+
+
+def naming_options(settings: Any) -> dict[str, Any]:
+    """The options of `NamingScenario` that a scenario's settings hold."""
+    return {name: getattr(settings, name) for name in ("shared_body", "central_critic", "message_size", "linear_symbols")}
 
 
 def symbol_counts(said_NRACM: Tensor, reads: tuple[int, ...], num_symbols: int) -> Tensor:

@@ -90,11 +90,8 @@ class DQNRoleSettings:
     gamma: float = option(0.99, "Discount per protocol round.", ge=0, le=1)
     batch_size: int = option(256, "Transitions in a gradient step.", ge=1)
     lr: LearningRate = option(LearningRate, "Learning rate.")
-    optimizer: Literal["adam", "sgd"] = option("adam", "Adam, or stochastic gradient descent with momentum.")
-    adam_beta1: float = option(0.9, "Decay of Adam's mean gradient (adam).", ge=0, lt=1)
-    adam_beta2: float = option(0.999, "Decay of Adam's mean squared gradient (adam).", ge=0, lt=1)
+    optimizer: Literal["adam", "sgd"] = option("adam", "Adam, or stochastic gradient descent.")
     adam_epsilon: float = option(1e-8, "Added to the root of Adam's mean squared gradient (adam).", gt=0)
-    momentum: float = option(0.0, "Share of the last step that is taken again (sgd).", ge=0, lt=1)
     weight_decay: float = option(0.0, "Share of each weight that is added to its gradient.", ge=0)
     exploration: ExplorationRate = option(ExplorationRate, "Share of random moves in roll-outs for this role.")
     target_interval: int = option(1000, "Steps between two updates of the target network (1: at every step, for Polyak averages).", ge=1)
@@ -109,9 +106,8 @@ class DQNRoleSettings:
     steps_between_rollouts: int = option(10, "Steps between two roll-outs for this role.", ge=1)
 
     def faults(self) -> Iterator[str]:
-        """Settings of another optimizer."""
-        yield from _unused(self, self.optimizer == "adam", ("adam_beta1", "adam_beta2", "adam_epsilon"), f"with {self.optimizer}")
-        yield from _unused(self, self.optimizer == "sgd", ("momentum",), f"with {self.optimizer}")
+        """A setting of Adam without Adam."""
+        yield from _unused(self, self.optimizer == "adam", ("adam_epsilon",), f"with {self.optimizer}")
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,6 @@ class DQNSettings:
     warm_up: int = option(256, "Transitions that a role's buffer holds before its first gradient step.", ge=1)
     prioritised: bool = option(False, "Replay transitions in proportion to how wrong their values were (false: all alike).")
     priority_exponent: float = option(0.6, "How much that counts: 0 all alike, 1 in proportion (prioritised).", ge=0, le=1)
-    priority_floor: float = option(1e-6, "Added to every error, so that each transition can come up (prioritised).", gt=0)
     importance: ImportanceExponent = option(ImportanceExponent, "Exponent of the weights that correct for it (prioritised).")
     roles: dict[str, DQNRoleSettings] = option(dict, "Role -> what it has of its own; `_default` serves the roles not named.")
 
@@ -152,7 +147,7 @@ class DQNSettings:
         for role in dict.fromkeys(self.trained_roles):
             if (count := self.trained_roles.count(role)) > 1:
                 yield f"trained_roles: {role} stands in it {count} times, name every role once"
-        yield from _unused(self, self.prioritised, ("priority_exponent", "priority_floor", "importance"), "without prioritised")
+        yield from _unused(self, self.prioritised, ("priority_exponent", "importance"), "without prioritised")
         yield from _unused(self, self.loss == "smooth_l1", ("loss_beta",), f"with loss {self.loss}")
 
 

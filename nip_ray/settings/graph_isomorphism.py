@@ -32,9 +32,6 @@ class GraphDataSettings:
     edge_probabilities: tuple[float, ...] = option((0.2, 0.4, 0.6, 0.8), "Their densities.", min_length=1)
     non_iso_prop_score_1: float = option(0.1, "Share of made non-isomorphic pairs that one refinement round tells apart.", ge=0, le=1)
     non_iso_prop_score_2: float = option(0.2, "Share that needs two rounds; the rest needs more.", ge=0, le=1)
-    iso_prop_from_non_iso: float = option(
-        0.5, "Share of made isomorphic pairs whose graph also occurs in a non-isomorphic one.", ge=0, le=1
-    )
     min_wl_score: int | None = option(None, "Keep only training negatives with at least this Weisfeiler-Leman score (a curriculum).", ge=1)
 
     def faults(self) -> Iterator[str]:
@@ -87,7 +84,6 @@ class GraphAgentSettings(HeadSettings):
     num_gnn_layers: int = option(5, "Message-passing layers.", ge=0)
     d_gnn: int = option(16, "Width of a node's representation in the graph network.", ge=1)
     d_gin_mlp: int = option(64, "Hidden width of the graph network's perceptrons.", ge=1)
-    gnn_output_digits: int | None = option(None, "Round the graph network's output to so many decimals (straight-through gradient).", ge=0)
     use_dual_gnn: bool = option(True, "Run the graph network a second time without messages and use both outputs.")
     num_heads: int = option(4, "Attention heads.", ge=1)
     num_transformer_layers: int = option(4, "Transformer layers (0: none).", ge=0)
@@ -98,7 +94,6 @@ class GraphAgentSettings(HeadSettings):
     use_batch_norm: bool = option(True, "Batch-normalise pooled graph representations.")
     use_pair_invariant_pooling: bool = option(True, "Replace pooled (u, w) by their mean and half their absolute difference.")
     d_node_selector: int = option(16, "Hidden width of the head that chooses a node.", ge=1)
-    num_node_selector_layers: int = option(2, "Layers of that head.", ge=1)
     history_initialisation: Literal["independent", "shared", "unmarked"] = option(
         "independent",
         "At the start a node that was named looks different by round (independent, as published), the same in all (shared), "

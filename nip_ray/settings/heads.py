@@ -19,7 +19,7 @@ class LrFactors:
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """Heads of one agent, on whatever body; the defaults are the published library's."""
+    """Heads of one agent, of two layers each, on whatever body; the defaults are the published library's."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -27,15 +27,9 @@ class HeadSettings:
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
     d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)
     d_decider: int = option(16, "Hidden width of the head that decides.", ge=1)
-    num_decider_layers: int = option(2, "Layers of that head.", ge=1)
-    include_round_in_decider: bool = option(True, "Tell the deciding head the round.")
     d_linear_message_selector: int = option(16, "Hidden width of the head that sends linear messages.", ge=1)
-    num_linear_message_selector_layers: int = option(2, "Layers of that head.", ge=1)
     d_value: int = option(16, "Hidden width of the value head.", ge=1)
-    num_value_layers: int = option(2, "Layers of the value head.", ge=1)
-    include_round_in_value: bool = option(True, "Tell the value head the round.")
     use_orthogonal_initialisation: bool = option(True, "Orthogonal weights and zero biases.")
-    orthogonal_initialisation_gain: float = option(1.0, "Gain of the orthogonal initialisation.", gt=0)
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the whole agent; 0 freezes.")
     body_lr_factor: LrFactors = option(LrFactors, "Further factors of its body.")
 

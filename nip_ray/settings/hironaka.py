@@ -102,7 +102,6 @@ class HironakaSettings:
         "The agent's pay in a round: -1 if the game ends; with points also minus the number of points that went; or 1 if it continues.",
     )
     precision: Literal["single", "double"] = option("single", "Numbers of 24 or of 53 bits: whole numbers are exact up to that size.")
-    data_seed: int = option(0, "Random starts come from this.", ge=0)
     num_train: int = option(65_536, "Random starts to train on.", ge=1)
     num_test: int = option(512, "Random starts that are held out.", ge=1)
     rho_games: int = option(200, "Games of each pair of players from which an evaluation takes games per round (0: none).", ge=0)

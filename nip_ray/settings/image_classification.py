@@ -128,9 +128,10 @@ class ImageAgentSettings(HeadSettings):
         "It sees the whole image (as published); or of every part, a latent pixel's, the mean alone, until another agent names that part.",
     )
     initial_num_channels: int = option(16, "Channels before the first group of blocks; every group doubles them.", ge=1)
-    building_block_type: Literal["conv2d", "residual_basic"] = option("conv2d", "A block: one convolution, or a residual block of two.")
+    building_block_type: Literal["conv2d", "residual_basic"] = option(
+        "conv2d", "A block: one convolution of 3 x 3, or a residual block of two."
+    )
     num_blocks_per_group: int = option(2, "Blocks in each group.", ge=1)
-    kernel_size: int = option(3, "Side of a convolution of the type conv2d (residual blocks have 3).", ge=1)
     pretrained_weights: str | None = option(
         None,
         "Weights of a pretrained timm model whose last feature map the agent sees too: a .safetensors file, a state dict, or a folder "
@@ -139,7 +140,6 @@ class ImageAgentSettings(HeadSettings):
     )
     pretrained_architecture: str = option("resnet18", "The model's name in timm; a folder's config.json goes before it.")
     d_latent_pixel_selector: int = option(16, "Hidden width of the head that chooses a latent pixel.", ge=1)
-    num_latent_pixel_selector_layers: int = option(2, "Layers of that head.", ge=1)
     legacy_value_initialisation: bool = option(
         False, "Leave the value head out of the orthogonal initialisation, as the published library did by mistake."
     )

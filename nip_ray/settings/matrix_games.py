@@ -43,8 +43,7 @@ class MatrixGameSettings:
         (), "What player0 is paid in a round: a row for each move of its own, in it a column for each move of player1 (bimatrix)."
     )
     payoffs1: tuple[tuple[float, ...], ...] = option((), "What player1 is paid, laid out like payoffs0 (bimatrix).")
-    tandem_actions: int = option(21, "Number of evenly spaced actions of each player (tandem).", ge=2)
-    tandem_range: float = option(2.0, "They lie between minus this and this (tandem).", gt=0)
+    tandem_actions: int = option(21, "Number of evenly spaced actions of each player, from -2 to 2 (tandem).", ge=2)
     agents: dict[str, MatrixAgentSettings] = option(dict, "Agent -> its policy; `_default` serves the agents not named.")
 
     def faults(self) -> Iterator[str]:
@@ -73,7 +72,7 @@ def protocol_of(game: str) -> str:
     return "kuhn_poker" if game == "kuhn_poker" else "matrix_game"
 
 
-_USED_BY = {"payoffs0": "bimatrix", "payoffs1": "bimatrix", "tandem_actions": "tandem", "tandem_range": "tandem"}
+_USED_BY = {"payoffs0": "bimatrix", "payoffs1": "bimatrix", "tandem_actions": "tandem"}
 
 
 def _payoff_faults(settings: MatrixGameSettings) -> Iterator[str]:

@@ -73,25 +73,20 @@ class PPOSettings(OnPolicySettings):
     loss: Literal["clip", "kl_penalty"] = option("clip", "Which of PPO's two objectives.")
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio.", gt=0)
     kl_target: float = option(0.01, "KL divergence that the penalty and the adaptive learning rate aim at.", gt=0)
-    kl_beta: float = option(1.0, "First coefficient of the KL penalty.", ge=0)
-    kl_decrement: float = option(0.5, "Its factor when the divergence is below two thirds of the target.", gt=0)
-    kl_increment: float = option(2.0, "Its factor when the divergence is above one and a half of the target.", gt=0)
-    adaptive_lr: bool = option(
-        False, "Move the learning rate after each iteration, so that the policies' KL divergence stays near kl_target."
+    kl_beta: float = option(
+        1.0, "First coefficient of the KL penalty; it is doubled above one and a half of kl_target, halved below two thirds.", ge=0
     )
-    adaptive_lr_factor: float = option(1.5, "Its step: divide by this above twice the target, multiply below half of it.", gt=1)
+    adaptive_lr: bool = option(
+        False, "Move the learning rate by a factor of 1.5 after each iteration, so that the policies' KL divergence stays near kl_target."
+    )
     adaptive_lr_min: float = option(1e-6, "Lowest adaptive learning rate.", gt=0)
     adaptive_lr_max: float = option(1e-2, "Highest adaptive learning rate.", gt=0)
 
     def faults(self) -> Iterator[str]:
-        """A penalty that moves the wrong way, two rules for one learning rate, and settings without an effect."""
+        """A penalty that stays 0, two rules for one learning rate, and settings without an effect."""
         penalty, adaptive, low, high = self.loss == "kl_penalty", self.adaptive_lr, self.adaptive_lr_min, self.adaptive_lr_max
         if penalty and self.kl_beta == 0:
             yield "kl_beta: got 0, which no factor can change, expected a number > 0"
-        if penalty and self.kl_decrement >= 1:
-            yield f"kl_decrement: got {self.kl_decrement}, but it must lower the coefficient, expected a number < 1"
-        if penalty and self.kl_increment <= 1:
-            yield f"kl_increment: got {self.kl_increment}, but it must raise the coefficient, expected a number > 1"
         if adaptive and self.anneal_lr:
             yield "adaptive_lr: anneal_lr sets the learning rate too, set one of them to false"
         if adaptive and low > high:
@@ -99,8 +94,8 @@ class PPOSettings(OnPolicySettings):
         elif adaptive and not low <= self.lr <= high:
             yield f"lr: got {self.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change these bounds"
         for needed, is_used, keys in (
-            ("loss kl_penalty", penalty, ("kl_beta", "kl_decrement", "kl_increment")),
-            ("adaptive_lr", adaptive, ("adaptive_lr_factor", "adaptive_lr_min", "adaptive_lr_max")),
+            ("loss kl_penalty", penalty, ("kl_beta",)),
+            ("adaptive_lr", adaptive, ("adaptive_lr_min", "adaptive_lr_max")),
             ("loss kl_penalty or adaptive_lr", adaptive or penalty, ("kl_target",)),
             ("loss clip or clip_value true", self.loss == "clip" or self.clip_value is True, ("clip_epsilon",)),
         ):

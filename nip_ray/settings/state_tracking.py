@@ -46,7 +46,6 @@ class StateTrackingSettings(ChainSettings):
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
-    item_seed: int = option(0, "Seed of the chains.", ge=0)
     num_exact: int = option(
         64, "Held-out chains whose worst case evaluations compute (bisection, prover_estimator, nip with one question; 0: none).", ge=0
     )

@@ -62,6 +62,13 @@ def make_parents(path: Path) -> None:
         cannot_write(path, error)
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Raise UserError, before any work, where no file can be written at `path`; make the folder that it needs."""
+    make_parents(path)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UserError(f"{path}: cannot be written; name a file in a folder that can be written")
+
+
 def make_folder(path: Path) -> None:
     """Make the folder, and those above it that are missing; their names are on disk on return. Raises OSError when it cannot be made."""
     if not path.is_dir():

@@ -27,6 +27,11 @@ def test_a_removed_key_that_said_something_is_refused_and_dropped_in_what_a_run_
 def test_a_full_config_of_an_earlier_version_says_the_same() -> None:
     runtime = {"spot_notices": None, "spot_interval_s": 5.0, "spot_address": None, "num_threads": 2}
     assert config_from_dict({"strict": False, "runtime": runtime}) == config_from_dict({"runtime": {"num_threads": 2}})
+    agents = {"_default": {"num_decider_layers": 2, "include_round_in_value": True, "d_gnn": 8}}
+    assert config_from_dict({"scenario": {"agents": agents}}) == config_from_dict({"scenario": {"agents": {"_default": {"d_gnn": 8}}}})
+    agents["_default"]["num_decider_layers"] = 3
+    with pytest.raises(UserError, match=r"scenario\.agents\._default\.num_decider_layers: was removed; .*two layers"):
+        config_from_dict({"scenario": {"agents": agents}})
     solo = {"algorithm": {"name": "solo", "clip_gradients": "joint"}}
     assert config_from_dict(solo) == config_from_dict({"algorithm": {"name": "solo"}})
 

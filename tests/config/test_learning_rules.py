@@ -48,6 +48,12 @@ def probe(**keys: Any) -> Data:
     return {"evaluation": {"message_regression": {"enabled": True, **keys}}}
 
 
+def dqn(**parts: Data) -> Data:
+    """Deep Q-learning of poker, changed."""
+    base = KUHN | learning("dqn") | {"evaluation": {"sampled": False}}
+    return {name: {**base.get(name, {}), **parts.get(name, {})} for name in (*base, *parts)}
+
+
 RANDOM: Data = {"kind": "random"}
 FROZEN: Data = {"agent_lr_factor": {"actor": 0, "critic": 0}}
 CONTIGUOUS: Data = {"kind": "contiguous", "period": 4, "start": 1, "stop": 3}
@@ -55,6 +61,10 @@ ALTERNATING: Data = {"kind": "alternating", "period": 4, "first_agent_num_rounds
 DEBATE: Data = {"protocol": {"name": "debate"}}
 KUHN: Data = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
 FORCED: Data = {"protocol": {"name": "nip", "force_guess": "y"}}
+NIP_DQN: Data = learning("dqn") | {"evaluation": {"sampled": False}}
+PROVER_DQN: Data = learning("dqn", trained_roles=["prover"]) | {"evaluation": {"sampled": False}}
+MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
+DEFAULT_ROLE = "algorithm.roles._default"
 SEQUENCE = "algorithm.stackelberg_sequence"
 
 ILLEGAL: list[tuple[Data, str, str]] = [
@@ -87,6 +97,27 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (learning("solo") | pretrained("verifier"), "pretraining.agents", "learns the labels itself"),
     (learning("ppo", agents={"provr": {"entropy_coefficient": 0.1}}), "algorithm.agents.provr", "no agent of nip, did you mean prover?"),
     (learning("ppo", agents={"prover": {"entropy_coefficient": 0.1}}) | agents(prover=RANDOM), "algorithm.agents.prover", "never learns"),
+    # deep Q-learning
+    (dqn(evaluation={"sampled": True}), "evaluation.sampled", "dqn values moves"),
+    (dqn(play={"num_copies": 128}), "play.num_copies", "dqn has no use for it"),
+    (dqn(algorithm={"warm_up": 200_000}), "algorithm.warm_up", "got 200000, more than buffer_size"),
+    (dqn(algorithm={"trained_roles": ["player3"]}), "algorithm.trained_roles", "player3 is no agent of kuhn_poker"),
+    (dqn(algorithm={"roles": {"host": {}}}), "algorithm.roles.host", "no agent of kuhn_poker"),
+    (
+        dqn(algorithm={"trained_roles": ["player0"]}, scenario={"agents": {"player0": RANDOM}}),
+        "algorithm.trained_roles",
+        "player0 has nothing to learn",
+    ),
+    (dqn(algorithm={"roles": {"player0": {"batch_size": 2}}}, learners={"num_learners": 3}), "algorithm.roles.player0.batch_size", "got 2"),
+    (dqn(algorithm={"roles": {"_default": {"steps_between_rollouts": 1001}}}), f"{DEFAULT_ROLE}.steps_between_rollouts", "got 1001"),
+    (dqn(algorithm={"roles": {"player0": {"lr": {"kind": "inverse"}}}}), "algorithm.roles.player0.lr.rate", "missing, a schedule"),
+    (NIP_DQN, "algorithm.trained_roles", "dqn is for agents whose turn is one symbol, and verifier decides"),
+    (NIP_DQN | MESSAGE_GAME, "algorithm.trained_roles", "verifier decides"),
+    (
+        PROVER_DQN | {"scenario": {"message_size": 2}},
+        "scenario.message_size",
+        "got 2, but dqn is for agents whose turn is one symbol, use 1",
+    ),
     # schedules
     (schedules(provr=ALTERNATING), "schedules.provr", "no agent of nip, did you mean prover?"),
     (schedules(prover={"kind": "contiguous", "start": 1, "stop": 2}), "schedules.prover.period", "needs period, start, stop"),
@@ -195,6 +226,7 @@ LEGAL: list[Data] = [
     learning("solo", minibatch_size=1)
     | agents(verifier={"agent_lr_factor": {"actor": 1, "critic": 1}, "body_lr_factor": FROZEN["agent_lr_factor"]}),
     learning("solo", minibatch_size=5) | schedules(verifier=CONTIGUOUS),
+    PROVER_DQN,
     schedules(prover={}),
     schedules(prover=ALTERNATING, verifier={**ALTERNATING, "first_agent": False}),
     schedules(prover=CONTIGUOUS) | {"iterations": 2},

@@ -41,6 +41,14 @@ def ppo(**keys: Any) -> Data:
     return {"algorithm": keys}
 
 
+def images(protocol: str = "nip", **keys: Any) -> Data:
+    return {"protocol": {"name": protocol}, "scenario": {"name": "image_classification", **keys}}
+
+
+def classed(**keys: Any) -> Data:
+    return images(data=keys)
+
+
 def spoken(**keys: Any) -> Data:
     hosted = {"provider": "hosted", "model": "m"}
     task = {"name": "code_validation", "agents": {"_default": hosted, "prover": hosted | keys}}
@@ -53,6 +61,7 @@ def spoken_in_json(provider: Data) -> Data:
     return data | {"scenario": data["scenario"] | {"decision_format": "json"}, "providers": data["providers"] | {"hosted": provider}}
 
 
+COARSE = {"sight": "coarse"}
 UNEQUAL = {"actor": 1, "critic": 0.5}
 OWN: Data = {"plugins": ["examples/own_protocol.py"]}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
@@ -160,6 +169,23 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         (pairs(graph_sizes=[6, 7]), "scenario.data.graph_sizes", "no pair with score 3 or more has fewer than 7 nodes"),
         (pairs(non_iso_prop_score_1=0.9), "scenario.data.non_iso_prop_score_2", "1.1, expected at most 1"),
         (pairs(non_iso_prop_score_1=0.8, min_wl_score=3), "scenario.data.min_wl_score", "no made negative has that score"),
+        # images
+        (classed(source="files"), "scenario.data.train", "missing, the source files needs a parquet file"),
+        (classed(source="mnist", train="/no/train.parquet"), "scenario.data.train", "/no/train.parquet: no such file"),
+        (classed(source="files", train=__file__, test=__file__), "scenario.data.test", "this is the training file"),
+        (classed(binarisation="select_two", selected_classes=[3, 3]), "scenario.data.selected_classes", "got [3, 3]"),
+        (classed(source="cifar10", binarisation="select_two", selected_classes=[3, 10]), "scenario.data.selected_classes", "got 10"),
+        (
+            classed(source="files", train=__file__, test=f"{Path(__file__).parent}/test_load.py", test_share=0.3),
+            "scenario.data.test_share",
+            "counts where no held-out images are named only (test is), leave one of the two out",
+        ),
+        (classed(source="mnist", test_share=0.3), "scenario.data.test_share", "counts where a source has no held-out images"),
+        (images(agents={"verifier": COARSE | {"pretrained_weights": __file__}}), "scenario.agents.verifier.sight", "leave one of the two"),
+        (images(agents={"prover": {"pretrained_weights": "/no/weights"}}), "scenario.agents.prover.pretrained_weights", "no such file"),
+        (images(num_block_groups=4), "scenario.num_block_groups", "got 4, but nothing would be left of 8 x 8, use at most 3"),
+        (images(central_critic=True), "scenario.central_critic", "a value that sees more than the policy needs a body"),
+        (images(agents={"prover": {"body_lr_factor": UNEQUAL}}), "scenario.agents.prover.body_lr_factor", "but they share a body"),
         ({"plugins": ["/no/such.py"]}, "plugins.0", "no such file"),
         ({"plugins": ["json", "no_such_module_of_mine"]}, "plugins.1", "no module named 'no_such_module_of_mine'"),
     ],
@@ -196,6 +222,8 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         AHEAD | {"learners": {"num_learners": 2}, "algorithm": {"name": "reinforce"}},
         pairs(graph_sizes=[5, 6], non_iso_prop_score_1=0.3, non_iso_prop_score_2=0.7),
         pairs(graph_sizes=[5, 6], train=__file__, test=str(Path(__file__).parent)),
+        *(images(protocol) for protocol in ("nip", "adp", "debate", "mnip", "merlin_arthur", "solo_verifier", "multi_channel_test")),
+        classed(source="files", train=str(Path(__file__).parent), test=str(Path(__file__).parent)),  # a folder has a part for each
         {"plugins": [__file__, "json.decoder"]},
         protocol("nip", payoff={"verifier": {"false_accept": -5, "turns": {"prover": -0.1}}, "prover": {"undecided": -1}}),
         OWN | protocol("criticised", max_rounds=5) | agents(critic={"kind": "random"}),

@@ -160,10 +160,10 @@ def test_targets_are_due_before_the_first_step_and_every_interval() -> None:
 
 def test_optimizers_have_what_the_settings_say() -> None:
     weight = [nn.Parameter(torch.tensor([1.0]))]
-    sgd = build_optimizer(weight, DQNRoleSettings(optimizer="sgd", momentum=0.5, weight_decay=0.1), lr=0.1)
-    adam = build_optimizer(weight, DQNRoleSettings(adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-3), lr=0.01)
-    assert [sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.1, 0.5, 0.1]
-    assert [adam.defaults[name] for name in ("lr", "betas", "eps")] == [0.01, (0.8, 0.95), 1e-3]
+    sgd = build_optimizer(weight, DQNRoleSettings(optimizer="sgd", weight_decay=0.1), lr=0.1)
+    adam = build_optimizer(weight, DQNRoleSettings(adam_epsilon=1e-3), lr=0.01)
+    assert [sgd.defaults[name] for name in ("lr", "weight_decay")] == [0.1, 0.1]
+    assert [adam.defaults[name] for name in ("lr", "betas", "eps")] == [0.01, (0.9, 0.999), 1e-3]
 
 
 def test_a_role_has_its_own_settings_or_those_of_all_others() -> None:
@@ -181,7 +181,7 @@ def test_a_role_has_its_own_settings_or_those_of_all_others() -> None:
         ({"trained_roles": ("host", "agent", "host")}, "trained_roles: host stands in it 2 times"),
         ({"priority_exponent": 0.5}, "priority_exponent: changed, but without prioritised"),
         ({"loss": "l2", "loss_beta": 2.0}, "loss_beta: changed, but with loss l2"),
-        ({"roles": {"host": DQNRoleSettings(momentum=0.9)}}, "roles.host.momentum: changed, but with adam"),
+        ({"roles": {"host": DQNRoleSettings(optimizer="sgd", adam_epsilon=1.0)}}, "roles.host.adam_epsilon: changed, but with sgd"),
         ({"roles": {"host": DQNRoleSettings(lr=LearningRate(kind="inverse"))}}, "roles.host.lr.rate: missing"),
         ({"prioritised": True, "importance": replace(DQNSettings().importance, steps=None)}, "importance.steps: missing"),
     ],

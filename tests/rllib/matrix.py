@@ -21,6 +21,18 @@ RULES: list[dict[str, Any]] = [
     dict(name="stackelberg", variant="psos", estimator="published"),
     dict(name="solo", agent="verifier"),
 ]
+PROOFS: list[dict[str, Any]] = [
+    dict(name="nip", max_rounds=4),
+    dict(name="adp"),
+    dict(name="debate", max_rounds=5, sequential=True),
+    dict(name="mnip", max_rounds=4),
+    dict(name="merlin_arthur"),
+    dict(name="solo_verifier"),
+    dict(name="multi_channel_test"),
+    dict(name="nip", max_rounds=4, zero_knowledge=True),
+    dict(name="mnip", max_rounds=3, zero_knowledge=True),
+]
+"""Of graphs and of images."""
 Pair = tuple[dict[str, Any], dict[str, Any]]
 
 

@@ -6,22 +6,9 @@ from typing import Any
 import pytest
 
 from tests.rllib.experiments import experiment, game_id
-from tests.rllib.matrix import RULES, Pair, diagonal, goes_on_exactly, rule_id
+from tests.rllib.matrix import PROOFS, RULES, Pair, diagonal, goes_on_exactly, rule_id
 
-PROTOCOLS: list[dict[str, Any]] = [
-    dict(name="nip", max_rounds=4),
-    dict(name="adp"),
-    dict(name="debate", max_rounds=5, sequential=True),
-    dict(name="mnip", max_rounds=4),
-    dict(name="merlin_arthur"),
-    dict(name="solo_verifier"),
-    dict(name="multi_channel_test"),
-    dict(name="message_game", max_rounds=3),
-    dict(name="nip", max_rounds=4, zero_knowledge=True),
-    dict(name="mnip", max_rounds=3, zero_knowledge=True),
-    dict(name="matrix_game", max_rounds=3),
-    dict(name="kuhn_poker"),
-]
+PROTOCOLS = [*PROOFS, dict(name="message_game", max_rounds=3), dict(name="matrix_game", max_rounds=3), dict(name="kuhn_poker")]
 GAMES = {"matrix_game": "prisoners_dilemma", "kuhn_poker": "kuhn_poker"}
 
 

@@ -69,7 +69,7 @@ def test_weights_and_statistics_of_another_run(source: Path, tmp_path: Path) -> 
 
 def test_what_says_how_an_agent_began_or_is_trained_may_differ(source: Path) -> None:
     free = ("agent_lr_factor={actor: 0, critic: 0}", "noise_sigma=0.1", "transformer_dropout=0.1", "use_orthogonal_initialisation=false")
-    free += ("history_initialisation=shared", "attention_initialisation=tied", "orthogonal_initialisation_gain=2")
+    free += ("history_initialisation=shared", "attention_initialisation=tied")
     other = ("scenario.data.num_train=40", "seed=4", "algorithm.lr=0.1", "protocol.prover_reward=2", "scenario.num_normalization_steps=9")
     config = debate(f"initial_weights.prover0.run_dir={source}", *(f"scenario.agents._default.{item}" for item in free), *other)
     weights, notes = initial_weights(config)

@@ -1,6 +1,5 @@
 """Writing items of the built-in set to disk: what `nip-ray data code-validation` does."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.built_in import Made, Split, draw_items
 from nip_ray.scenarios.code_validation.files import write_items
 from nip_ray.settings.code_validation import Difficulty
+from nip_ray.storage.files import refuse_unwritable
 
 
 def write_code_items(
@@ -37,12 +37,7 @@ def check_place(path: Path, replace: bool) -> None:
     """Raise UserError, before any work, where `path` is no .jsonl file, cannot be written, or is there already and not to be replaced."""
     if path.suffix != ".jsonl":
         raise UserError(f"--out {path}: expected a .jsonl file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path.parent}: cannot be made ({error.strerror or error}); name a folder that can be written") from error
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"{path}: cannot be written; name a file in a folder that can be written")
+    refuse_unwritable(path)
     if path.exists() and not replace:
         raise UserError(f"{path}: is there already; name another file, or replace it (--force)")
 

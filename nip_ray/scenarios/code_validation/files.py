@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.built_in import Split, draw_items
-from nip_ray.scenarios.code_validation.hub import APPS, BUGGY, REPOSITORIES, Row, apps_items, buggy_items, download
+from nip_ray.scenarios.code_validation.hub import APPS, BUGGY, REPOSITORIES, Row, apps_items, buggy_items, download, fail
 from nip_ray.scenarios.code_validation.item import COLUMNS, CodeItem
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeDataSettings, Difficulty
@@ -155,7 +155,7 @@ def _own_items(rows: Sequence[Row], path: Path) -> list[CodeItem]:
     for row in rows:
         item = _own_item(row, path)
         if item.id in places:
-            _fail(path, row, "id", f"{item.id} stands in {places[item.id]} too", "a number of its own for each row")
+            fail(path, row, "id", f"{item.id} stands in {places[item.id]} too", "a number of its own for each row")
         places[item.id] = row.place
         items.append(item)
     return items
@@ -165,31 +165,27 @@ def _own_item(row: Row, path: Path) -> CodeItem:
     values = {name: row.values.get(name) for name in COLUMNS}
     for name in COLUMNS:
         if name not in row.values:
-            _fail(path, row, name, f"is missing (found: {', '.join(row.values) or 'none'})", f"the columns {', '.join(COLUMNS)}")
+            fail(path, row, name, f"is missing (found: {', '.join(row.values) or 'none'})", f"the columns {', '.join(COLUMNS)}")
     for name in ("question", "solution"):
         text = values[name]
         if not isinstance(text, str) or not text.strip():
-            _fail(path, row, name, "is empty" if isinstance(text, str) else f"is {_shown(text)}", "a text that is not empty")
+            fail(path, row, name, "is empty" if isinstance(text, str) else f"is {_shown(text)}", "a text that is not empty")
     if type(values["id"]) is not int:
-        _fail(path, row, "id", f"is {_shown(values['id'])}", "a whole number")
+        fail(path, row, "id", f"is {_shown(values['id'])}", "a whole number")
     for name in ("y", "prover_stance"):
         if type(values[name]) is not int or values[name] not in (0, 1):
-            _fail(path, row, name, f"is {_shown(values[name])}", "0 or 1")
+            fail(path, row, name, f"is {_shown(values[name])}", "0 or 1")
     more = {name: row.values[name] for name in ("difficulty", "family") if row.values.get(name) is not None}
     if "difficulty" in more and more["difficulty"] not in get_args(Difficulty):
-        _fail(path, row, "difficulty", f"is {_shown(more['difficulty'])}", " or ".join(get_args(Difficulty)))
+        fail(path, row, "difficulty", f"is {_shown(more['difficulty'])}", " or ".join(get_args(Difficulty)))
     if not isinstance(more.get("family", ""), str):
-        _fail(path, row, "family", f"is {_shown(more['family'])}", "a text")
+        fail(path, row, "family", f"is {_shown(more['family'])}", "a text")
     return CodeItem(**values, **more)
 
 
 def _shown(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _fail(path: Path, row: Row, column: str, wrong: str, right: str) -> NoReturn:
-    raise UserError(f"{path}: {row.place}: {column}: {wrong}; expected: {right}")
 
 
 # ------------------------------------------------------------------------------------------------------------ writing

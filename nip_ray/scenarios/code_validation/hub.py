@@ -47,7 +47,7 @@ def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> l
             continue
         number = _number(row, "problem_id", where)
         if number in items:
-            _fail(where, row, "problem_id", f"{number} stands in an earlier row, too", "a number of its own for each problem")
+            fail(where, row, "problem_id", f"{number} stands in an earlier row, too", "a number of its own for each problem")
         items[number] = _item(number, row, solutions[settings.solution_number], 1, where)
     if not items:
         wanted = f"of difficulty {' or '.join(settings.difficulties)} with a solution number {settings.solution_number}"
@@ -104,7 +104,7 @@ def download(repository: str, split: str) -> list[Row]:
 def _item(number: int, row: Row, solution: str, y: int, where: str) -> CodeItem:
     question = row.values.get("question")
     if not isinstance(question, str) or not question.strip():
-        _fail(where, row, "question", "is missing or empty", "a text that is not empty")
+        fail(where, row, "question", "is missing or empty", "a text that is not empty")
     family = f"apps-{row.values.get('problem_id', row.values.get('apps_problem_id', row.place))}"
     return CodeItem(number, question, solution, y, stance_of(solution), str(row.values["difficulty"]), family)
 
@@ -112,7 +112,7 @@ def _item(number: int, row: Row, solution: str, y: int, where: str) -> CodeItem:
 def _difficulty(row: Row, where: str) -> str:
     value = row.values.get("difficulty")
     if not isinstance(value, str):
-        _fail(where, row, "difficulty", "is missing" if value is None else "is no text", "introductory, interview or competition")
+        fail(where, row, "difficulty", "is missing" if value is None else "is no text", "introductory, interview or competition")
     return value
 
 
@@ -121,7 +121,7 @@ def _number(row: Row, column: str, where: str) -> int:
     if isinstance(value, str) and value.isdecimal():
         return int(value)
     if type(value) is not int:
-        _fail(where, row, column, "is missing or no number", "a whole number")
+        fail(where, row, column, "is missing or no number", "a whole number")
     return value
 
 
@@ -132,14 +132,14 @@ def solutions_of(row: Row, column: str, where: str) -> list[str]:
     """
     values = row.values.get(column)
     if values is None and column not in row.values:
-        _fail(where, row, column, "is missing", "a list of solutions")
+        fail(where, row, column, "is missing", "a list of solutions")
     if isinstance(values, str):
         try:
             values = json.loads(values) if values.strip() else []
         except json.JSONDecodeError as error:
-            _fail(where, row, column, f"is not JSON ({error.msg})", "a list of solutions, or a JSON text of one")
+            fail(where, row, column, f"is not JSON ({error.msg})", "a list of solutions, or a JSON text of one")
     if not isinstance(values or [], list):
-        _fail(where, row, column, f"is a {type(values).__name__}", "a list of solutions, or a JSON text of one")
+        fail(where, row, column, f"is a {type(values).__name__}", "a list of solutions, or a JSON text of one")
     return list(_texts(values or [], row, column, where))
 
 
@@ -149,10 +149,11 @@ def _texts(entries: Sequence[Any], row: Row, column: str, where: str) -> Iterato
         if isinstance(entry, Mapping):
             text = next((entry[name] for name in SOLUTION_FIELDS if isinstance(entry.get(name), str)), None)
         if not isinstance(text, str):
-            _fail(where, row, column, f"entry {i} has no solution", f"a text, or an object with one of {', '.join(SOLUTION_FIELDS)}")
+            fail(where, row, column, f"entry {i} has no solution", f"a text, or an object with one of {', '.join(SOLUTION_FIELDS)}")
         if text.strip():
             yield text
 
 
-def _fail(where: str, row: Row, column: str, wrong: str, right: str) -> NoReturn:
+def fail(where: object, row: Row, column: str, wrong: str, right: str) -> NoReturn:
+    """Raise the UserError about a column of a row. where: the file or data set."""
     raise UserError(f"{where}: {row.place}: {column}: {wrong}; expected: {right}")

@@ -9,7 +9,7 @@ from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs, pair_keys
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.scenarios.marks import Mark, marks
-from nip_ray.scenarios.seat import agents_of
+from nip_ray.scenarios.seat import agents_of, naming_options
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 
@@ -25,17 +25,8 @@ def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettin
     if dataset is not None:
         test = load_pairs(Path(dataset))
     agents = agents_of(protocol, settings.agents, GraphAgentSettings)
-    return GraphIsomorphism(
-        protocol,
-        train,
-        test,
-        agents,
-        shared_body=settings.shared_body,
-        central_critic=settings.central_critic,
-        message_size=settings.message_size,
-        linear_symbols=settings.linear_symbols,
-        compiled=native.wanted(settings.kernels, agents),
-    )
+    compiled = native.wanted(settings.kernels, agents)
+    return GraphIsomorphism(protocol, train, test, agents, compiled=compiled, **naming_options(settings))
 
 
 def graph_data(settings: GraphDataSettings) -> tuple[GraphPairs, GraphPairs]:
@@ -51,7 +42,6 @@ def _graph_data(settings: GraphDataSettings, marked: tuple[Mark, ...]) -> tuple[
         edge_probabilities=tuple(settings.edge_probabilities),
         non_iso_prop_score_1=settings.non_iso_prop_score_1,
         non_iso_prop_score_2=settings.non_iso_prop_score_2,
-        iso_prop_from_non_iso=settings.iso_prop_from_non_iso,
     )
     if settings.test is not None:
         test = _truncated(load_pairs(Path(settings.test)), settings.num_test, settings.seed)

@@ -1,6 +1,5 @@
 """Writing a generated data set to disk: what `nip-ray data graph-isomorphism` does."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs, save_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, Progress, generate_pairs, generate_splits, pair_keys
+from nip_ray.storage.files import refuse_unwritable
 
 
 def write_dataset(
@@ -38,7 +38,7 @@ def write_dataset(
     test_path = (
         out.with_name(f"{out.name.removesuffix('.npz').removesuffix('.pairs')}.test.pairs.npz") if is_file else out / "test.pairs.npz"
     )
-    _check_place(train_path)
+    refuse_unwritable(train_path)
     taken = [str(path) for path in (train_path, *([test_path] if test_pairs else [])) if path.exists()]
     if taken and not replace:
         raise UserError(f"{' and '.join(taken)}: there already; name another place, or replace what is there (--force)")
@@ -61,16 +61,6 @@ def write_dataset(
         "pairs_per_s": round((num_pairs + test_pairs) / seconds, 1),
     }
     return summary | {split: _describe(pairs) for split, pairs in made.items()}
-
-
-def _check_place(path: Path) -> None:
-    """Fails before the work and not after it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path.parent}: cannot be made ({error.strerror or error}); name a folder that can be written") from error
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(f"{path}: cannot be written; name a .npz file or a folder that can be written")
 
 
 def _describe(pairs: GraphPairs) -> dict[str, Any]:

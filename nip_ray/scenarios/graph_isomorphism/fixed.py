@@ -1,4 +1,4 @@
-"""Agents that are never trained: the uniform random agent and the hand-made architecture."""
+"""The hand-made agents, which are never trained, and the nodes that an agent may name."""
 
 from collections.abc import Mapping
 
@@ -15,35 +15,6 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 _SAME = 1e-6  # graph representations closer than this count as equal
 _SHARP = 1000.0
-
-
-class RandomAgent(nn.Module):
-    """Uniform over the nodes that it may name and over decisions; its value is 0."""
-
-    def __init__(self, seat: Seat, num_symbols: int) -> None:
-        super().__init__()
-        self.seat, self.num_symbols = seat, num_symbols
-        self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
-
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
-        """Uniform policy and zero value; see `GraphAgent.forward`."""
-        num_rows = len(obs["round"])
-        zeros = torch.zeros(num_rows, self.seat.num_factors, 2, self.num_symbols // 2, device=obs["round"].device)
-        message = zeros.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
-        linear = zeros.new_zeros(num_rows, self.seat.num_factors, self.seat.linear_symbols) if self.seat.linear_symbols else None
-        decision = zeros.new_zeros(num_rows, NUM_DECISIONS) if self.seat.decides else None
-        policy = Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
-        return (policy if want_policy else None), (zeros.new_zeros(num_rows) if want_value else None)
-
-    def groups(self) -> list[ParameterGroup]:
-        """Nothing to train."""
-        return []
-
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """It reads no messages."""
-
-    def body(self) -> None:
-        """It has none."""
 
 
 class ManualAgent(nn.Module):
@@ -87,9 +58,6 @@ class ManualAgent(nn.Module):
     def groups(self) -> list[ParameterGroup]:
         """Nothing to train."""
         return []
-
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """It counts messages as they are."""
 
     def body(self) -> None:
         """None that could be trained."""

@@ -22,7 +22,7 @@ from nip_ray.networks import native
 from nip_ray.networks.basic import initialise
 from nip_ray.networks.gin import Gin, run_gins
 from nip_ray.networks.transformer import PairTransformerLayer, key_biases, wanted_tokens
-from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
+from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation, share_rounds
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
@@ -60,7 +60,7 @@ class GraphBody(nn.Module):
             for _ in range(settings.num_transformer_layers)
         )
         self.output = nn.Linear(settings.d_transformer, settings.d_representation)
-        initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
+        initialise(self, settings.use_orthogonal_initialisation)
         if settings.history_initialisation == "shared":
             share_rounds(self.gnn.encode.weight[:, : seat.history_features], seat.rounds)
         elif settings.history_initialisation == "unmarked":
@@ -96,8 +96,6 @@ class GraphBody(nn.Module):
 
     def forward(self, h_NGVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None) -> tuple[Tensor, Tensor]:
         """`represent` by torch's operations."""
-        if self.settings.gnn_output_digits is not None:
-            h_NGVD = h_NGVD + (torch.round(h_NGVD, decimals=self.settings.gnn_output_digits) - h_NGVD).detach()
         x = self.token(torch.cat([torch.cat([self._pool(h_NGVD), h_NGVD.flatten(1, 2)], 1), inputs.extra_NTX], 2))
         for layer in self.layers[:-1]:
             x = layer(x, inputs.bias_NGK, inputs.bias_NK)
@@ -110,7 +108,7 @@ class GraphBody(nn.Module):
         """True if there is nothing between nodes and representations that the compiled kernels do not know."""
         settings = self.settings
         noisy = self.training and (settings.noise_sigma or settings.transformer_dropout)
-        odd = self.batch_norm is not None or settings.gnn_output_digits is not None or inputs.linear
+        odd = self.batch_norm is not None or inputs.linear
         return not noisy and not odd and len(self.layers) > 0
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
@@ -134,17 +132,6 @@ def token_features(latest_NGVL: Tensor, linear_NX: Tensor | None) -> Tensor:
     return extra if linear_NX is None else torch.cat([extra, linear_NX[:, None].expand(-1, extra.shape[1], -1)], 2)
 
 
-@torch.no_grad()
-def share_rounds(weight_DF: Tensor, rounds: int) -> None:
-    """Give every round's columns of the input layer the values of round 0's.
-
-    A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two isomorphic
-    graphs with equal representations, which independent columns would make different. Training is free to tell rounds apart.
-    """
-    weight_DRL = weight_DF.unflatten(1, (rounds, -1))
-    weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
-
-
 class GraphAgent(DialogueAgent):
     """Policy and value of one agent, with separate bodies or a shared one."""
 
@@ -158,7 +145,7 @@ class GraphAgent(DialogueAgent):
         self.settings = settings
         self.policy_body = GraphBody(settings, seat, compiled)
         self.value_body = None if shared_body else GraphBody(settings, critic_seat or seat, compiled)
-        self.node_selector = self.make_selector(settings.d_node_selector, settings.num_node_selector_layers)
+        self.node_selector = self.make_selector(settings.d_node_selector)
         self.make_heads(2 * settings.d_representation, self.node_selector)
 
     def body(self) -> nn.Module:

@@ -7,25 +7,22 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.networks import native
-from nip_ray.play.core import turn_masks
 from nip_ray.play.rollout import Dialogue
-from nip_ray.play.scenario import Scenario, columns
+from nip_ray.play.scenario import columns
 from nip_ray.protocols import Protocol
+from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
-from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent, allowed_nodes
+from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, allowed_nodes
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.graph_isomorphism.overlap import occurring
-from nip_ray.scenarios.seat import Seat, seats, symbol_counts
+from nip_ray.scenarios.seat import NamingScenario, Seat
 from nip_ray.seeding import seeded
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 
-class GraphIsomorphism(Scenario):
-    """Pairs of graphs under `protocol`. Ids number the training pairs first, then the test pairs.
-
-    agents: agent -> settings of its networks. shared_body: policy and value share a body. central_critic: values see the whole state.
-    """
+class GraphIsomorphism(NamingScenario):
+    """Pairs of graphs under `protocol`. Ids number the training pairs first, then the test pairs."""
 
     name = "graph_isomorphism"
     tables = ("adjacency_IGVV", "node_mask_IGV", "wl_score_I", "label_I", "_one")
@@ -37,14 +34,12 @@ class GraphIsomorphism(Scenario):
         test: GraphPairs,
         agents: Mapping[str, GraphAgentSettings],
         *,
-        shared_body: bool = False,
-        central_critic: bool = False,
-        message_size: int = 1,
-        linear_symbols: int = 0,
         compiled: bool = False,
+        **options: Any,
     ) -> None:
-        self.protocol, self.agents, self.shared_body = protocol, dict(agents), shared_body
-        self.message_size, self.linear_symbols, self.compiled = message_size, linear_symbols, compiled
+        """options: see `NamingScenario`."""
+        super().__init__(protocol, agents, **options)
+        self.compiled = compiled
         self.num_nodes = max(train.num_nodes, test.num_nodes)
         self.num_symbols = 2 * self.num_nodes
         self.num_train = len(train)
@@ -55,33 +50,18 @@ class GraphIsomorphism(Scenario):
         self.wl_score_I = torch.cat([pairs.wl_score_P for pairs in both])
         self.label_I = torch.cat([pairs.y_P for pairs in both])
         self._one = torch.ones(())
-        self.central_critic = central_critic
-        self.seats, self.critic_seats = seats(protocol, message_size, linear_symbols, central_critic)
+
+    def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
+        """Adjacency (N, G, V, V) float, node_mask (N, G, V) bool."""
+        return {"adjacency": self.adjacency_IGVV[id_N], "node_mask": self.node_mask_IGV[id_N]}
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """What `agent` sees. Beside `turn_masks`: adjacency (N, G, V, V) float, node_mask (N, G, V) bool,
-
-        history (N, G, V, F): how often each node was named in each round, channel and position that the agent sees;
-        latest (N, G, V, L): the same of the round before; answer_side (N, writable F): 1 where the latest message of that channel
-        and position names a node of the first graph, so that a prover must answer in the second; linear_history (N, X) likewise.
-        With a central critic, for the value alone: label (N,), and history and latest of all channels as state_history, state_latest.
-        """
-        at = self.seats[agent]
-        obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
-        obs["adjacency"] = self.adjacency_IGVV[id_N]
-        obs["node_mask"] = self.node_mask_IGV[id_N]
-        obs["history"], obs["latest"] = self._named(at, said, round_N)
-        if self.central_critic:
-            obs["label"] = self.label_I[id_N]
-            if self.critic_seats[agent] != at:
-                obs["state_history"], obs["state_latest"] = self._named(self.critic_seats[agent], said, round_N)
-                if self.linear_symbols and said.linear is not None:
-                    obs["state_linear_history"] = symbol_counts(said.linear, self.critic_seats[agent].reads, self.linear_symbols).flatten(1)
+        """Also answer_side (N, writable F): 1 where the latest message of that channel and position names a node of the first graph, so
+        that a prover must answer in the second."""
+        at, obs = self.seats[agent], super().observe(agent, id_N, said, round_N, seed_N)
         names_first_NL = obs["latest"][:, 0].amax(1) > 0
         writes = [at.reads.index(c) * self.message_size + m for c in at.writes for m in range(self.message_size)]
         obs["answer_side"] = names_first_NL[:, columns(writes)].long()
-        if self.linear_symbols and said.linear is not None:
-            obs["linear_history"] = symbol_counts(said.linear, at.reads, self.linear_symbols).flatten(1)
         return obs
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
@@ -89,7 +69,7 @@ class GraphIsomorphism(Scenario):
         settings, at = self.agents[agent], self.seats[agent]
         with seeded(seed):
             if settings.kind == "random":
-                return RandomAgent(at, self.num_symbols)
+                return RandomAgent(at, self.num_symbols, allowed_nodes)
             if settings.kind == "manual":
                 return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
             critic_seat = self.critic_seats[agent] if self.central_critic else None
@@ -146,8 +126,8 @@ class GraphIsomorphism(Scenario):
     def _pairs(self, id_N: Tensor) -> GraphPairs:
         return GraphPairs(self.adjacency_IGVV[id_N].to(torch.uint8), self.node_mask_IGV[id_N, 0].sum(1), self.wl_score_I[id_N])
 
-    def _named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, G, V, F) history and (N, G, V, L) latest messages of the channels that the seat `at` reads."""
+    def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, G, V, F) by round, channel and position, and (N, G, V, L) of the round before."""
         count, size = len(round_N), self.num_nodes
         main = said.main[:, :, :, columns(at.reads)]
         said_NXA = main.permute(0, 1, 3, 4, 2).reshape(count, at.history_features, main.shape[2])

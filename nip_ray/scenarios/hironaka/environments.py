@@ -35,7 +35,7 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.hironaka import ROLES, HironakaSettings
 
 Observation = dict[str, np.ndarray[Any, Any]]
-_NOT_OF_THE_GAME = ("name", "agents", "num_train", "num_test", "rho_games", "data_seed")
+_NOT_OF_THE_GAME = ("name", "agents", "num_train", "num_test", "rho_games")
 
 
 class Games:

@@ -148,9 +148,6 @@ class HironakaAgent(nn.Module):
         critic = [*(self.value_body.parameters() if self.value_body is not None else ()), *self.value_head.parameters()]
         return [ParameterGroup("actor", "policy", actor, factor.actor), ParameterGroup("critic", "value", critic, factor.critic)]
 
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """Points need none."""
-
     def body(self) -> nn.Module:
         """What the policy reads."""
         return self.policy_body

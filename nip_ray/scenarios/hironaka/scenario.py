@@ -35,7 +35,7 @@ class Hironaka(Scenario):
     def __init__(self, protocol: Protocol, settings: HironakaSettings) -> None:
         self.protocol = replace(protocol, max_rounds=2 * settings.max_rounds)
         self.settings = settings
-        self.held_out = settings.starts == "random"
+        self.held_out, self.num_train = settings.starts == "random", settings.num_train
         self.agents = {role: settings.agents.get(role, settings.agents.get("_default", HironakaAgentSettings())) for role in ROLES}
         self.moves = {"host": encode.num_choices(settings.dimension), "agent": settings.dimension}
         self.num_symbols = max(self.moves.values())
@@ -45,15 +45,9 @@ class Hironaka(Scenario):
         """This scenario, what it plays moved to `device` in place."""
         self.game = Game(self.settings, device)
         no_weights = [role for role, agent in self.agents.items() if agent.kind == "scripted"]
-        self.rules = Rules(self.game, self.protocol, self.num_symbols, self.settings.data_seed, no_weights)
+        self.rules = Rules(self.game, self.protocol, self.num_symbols, 0, no_weights)
         self.label_I = torch.zeros(1, dtype=torch.int64, device=device).expand(self.settings.num_train + self.settings.num_test)
         return self
-
-    def ids(self, split: str) -> Tensor:
-        """The numbers of the split's starts."""
-        train, everything = self.settings.num_train, len(self.label_I)
-        first, last = (0, train) if split == "train" else (train, everything)
-        return torch.arange(first, last, device=self.label_I.device)
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """See `positions.Rules.view`; here all moves are made again."""
@@ -106,7 +100,7 @@ class Hironaka(Scenario):
         training = {role: networks[role].training for role in ROLES}
         players = {role: self.players(role, networks[role].eval()) for role in ROLES}
         try:
-            return rho_figures(players, self.settings, self.settings.data_seed, device=str(self.label_I.device))
+            return rho_figures(players, self.settings, 0, device=str(self.label_I.device))
         finally:
             for role, mode in training.items():
                 networks[role].train(mode)

@@ -64,9 +64,6 @@ class ScriptedAgent(nn.Module):
         """Nothing to train."""
         return []
 
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """Points need none."""
-
     def body(self) -> nn.Module:
         """Nothing to hand over."""
         return nn.Identity()

@@ -12,7 +12,7 @@ from nip_ray.scenarios.image_classification.embeddings import cache_folder, embe
 from nip_ray.scenarios.image_classification.images import ImageSet, load_images, size_text
 from nip_ray.scenarios.image_classification.labels import labelled, num_classes_of
 from nip_ray.scenarios.image_classification.scenario import ImageClassification, LabelledImages
-from nip_ray.scenarios.seat import agents_of
+from nip_ray.scenarios.seat import agents_of, naming_options
 from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
 
 
@@ -39,10 +39,7 @@ def build_image_classification(
         replace(data, embeddings=_embeddings(agents, data.images, settings)),
         agents,
         num_groups=settings.num_block_groups,
-        shared_body=settings.shared_body,
-        central_critic=settings.central_critic,
-        message_size=settings.message_size,
-        linear_symbols=settings.linear_symbols,
+        **naming_options(settings),
     )
 
 

@@ -8,7 +8,6 @@ Axes: N turns (rows), C colours, H x W pixels, h x w latent pixels, F history fe
 Source of the architecture: Hammond and Adam-Day's library, image classification.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise
 from nip_ray.networks.images import scaled_to, trunk
-from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
+from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation, share_rounds
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.image_classification import ImageAgentSettings
 
@@ -49,15 +48,16 @@ class ImageBody(nn.Module):
             shape.num_groups,
             settings.num_blocks_per_group,
             settings.building_block_type,
-            settings.kernel_size,
             settings.activation,
         )
         latent = settings.initial_num_channels * 2**shape.num_groups + seat.latest_features
         self.image_output = nn.Linear(latent + seat.history_features * seat.linear_symbols, settings.d_representation)
         self.pixel_output = nn.Linear(latent, settings.d_representation)
-        initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
+        initialise(self, settings.use_orthogonal_initialisation)
         if settings.history_initialisation == "shared":
-            self._share_rounds()
+            first = self.trunk[0]
+            assert isinstance(first, nn.Conv2d)
+            share_rounds(first.weight[:, : seat.history_features, 0, 0], seat.rounds)
 
     def latent(self, image_NCHW: Tensor, history_NFhw: Tensor, latest_NLhw: Tensor, embedding_NEhw: Tensor | None) -> Tensor:
         """(N, D, h, w): the trunk's map, and the latest messages behind it. image_NCHW: from 0 to 1; the trunk sees -1 to 1."""
@@ -76,14 +76,6 @@ class ImageBody(nn.Module):
         """(N, h * w, R): the latent pixels' representations."""
         return self.pixel_output(latent_NDhw.flatten(2).transpose(1, 2))
 
-    @torch.no_grad()
-    def _share_rounds(self) -> None:
-        """Start with one way to mark a latent pixel, whatever the round in which it was named."""
-        first = self.trunk[0]
-        assert isinstance(first, nn.Conv2d)
-        weight_DRL = first.weight[:, : self.seat.history_features, 0, 0].unflatten(1, (self.seat.rounds, -1))
-        weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
-
 
 class ImageAgent(DialogueAgent):
     """Policy and value of one agent, with separate bodies or a shared one."""
@@ -98,7 +90,7 @@ class ImageAgent(DialogueAgent):
         self.settings = settings
         self.policy_body = ImageBody(settings, seat, shape)
         self.value_body = None if shared_body else ImageBody(settings, critic_seat or seat, shape)
-        self.pixel_selector = self.make_selector(settings.d_latent_pixel_selector, settings.num_latent_pixel_selector_layers)
+        self.pixel_selector = self.make_selector(settings.d_latent_pixel_selector)
         self.make_heads(settings.d_representation, self.pixel_selector, not settings.legacy_value_initialisation)
 
     def body(self) -> nn.Module:
@@ -135,31 +127,3 @@ class ImageAgent(DialogueAgent):
         history, latest, linear = self.messages(obs, prefix)
         image = obs.get("state_image", obs["image"]) if body is self.value_body else obs["image"]
         return body.latent(image, history, latest, obs.get("embedding")), linear
-
-
-class RandomAgent(nn.Module):
-    """Uniform over latent pixels, linear symbols and decisions; its value is 0."""
-
-    def __init__(self, seat: Seat, num_symbols: int) -> None:
-        super().__init__()
-        self.seat, self.num_symbols = seat, num_symbols
-        self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
-
-    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
-        """Uniform policy and zero value; see `ImageAgent.forward`."""
-        count, seat = len(obs["round"]), self.seat
-        message = torch.zeros(count, seat.num_factors, self.num_symbols, device=obs["round"].device)
-        linear = message.new_zeros(count, seat.num_factors, seat.linear_symbols) if seat.linear_symbols else None
-        decision = message.new_zeros(count, seat.decisions) if seat.decides else None
-        policy = Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if seat.decides else None)
-        return (policy if want_policy else None), (message.new_zeros(count) if want_value else None)
-
-    def groups(self) -> list[ParameterGroup]:
-        """Nothing to train."""
-        return []
-
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """It reads no messages."""
-
-    def body(self) -> None:
-        """It has none."""

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.networks.images import latent_size, part_means, scaled_to
-from nip_ray.play.core import turn_masks
 from nip_ray.play.rollout import Dialogue
-from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
+from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.image_classification.images import ImageSet
-from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape, RandomAgent
-from nip_ray.scenarios.seat import Seat, seats, symbol_counts
+from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape
+from nip_ray.scenarios.seat import NamingScenario, Seat, symbol_counts
 from nip_ray.seeding import seeded
 from nip_ray.settings.image_classification import ImageAgentSettings
 
@@ -32,30 +31,21 @@ class LabelledImages:
     embeddings: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class ImageClassification(Scenario):
+class ImageClassification(NamingScenario):
     """Images under `protocol`. Ids number the training images first, then the held-out ones.
 
-    agents: agent -> settings of its networks. num_groups: how often the sides of an image are halved to make the grid that messages
-    point into, in rows of latent pixels. shared_body: policy and value share a body. central_critic: values see the whole state.
+    num_groups: how often the sides of an image are halved to make the grid that messages point into, in rows of latent pixels.
     """
 
     name = "image_classification"
     tables = ("pixels_ICHW", "label_I", "class_I")  # feature maps may be larger than a device, and stay where they are
 
     def __init__(
-        self,
-        protocol: Protocol,
-        data: LabelledImages,
-        agents: Mapping[str, ImageAgentSettings],
-        *,
-        num_groups: int = 1,
-        shared_body: bool = False,
-        central_critic: bool = False,
-        message_size: int = 1,
-        linear_symbols: int = 0,
+        self, protocol: Protocol, data: LabelledImages, agents: Mapping[str, ImageAgentSettings], *, num_groups: int = 1, **options: Any
     ) -> None:
-        self.protocol, self.agents, self.shared_body, self.central_critic = protocol, dict(agents), shared_body, central_critic
-        self.message_size, self.linear_symbols, self.num_train = message_size, linear_symbols, data.num_train
+        """options: see `NamingScenario`."""
+        super().__init__(protocol, agents, **options)
+        self.num_train = data.num_train
         self.pixels_ICHW, self.levels = data.images.pixels_ICHW, data.images.levels
         self.label_I, self.class_I = data.label_I, data.images.class_I
         self.embeddings = dict(data.embeddings)
@@ -63,33 +53,18 @@ class ImageClassification(Scenario):
         self.grid = latent_size(height, width, num_groups)
         self.shape = ImageShape(channels, height, width, num_groups, self.grid)
         self.num_symbols = self.grid[0] * self.grid[1]
-        self.seats, self.critic_seats = seats(protocol, message_size, linear_symbols, central_critic)
 
-    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """What `agent` sees. Beside `turn_masks`: image (N, C, H, W) float from 0 to 1,
-
-        in which an agent with coarse sight sees means, and in full the parts that others have named in the channels that it reads;
-        history (N, F, h, w): how often each latent pixel was named in each round, channel and position that the agent sees;
-        latest (N, L, h, w): the same of the round before; linear_history (N, X) likewise; embedding (N, E, h', w') for an agent with a
-        pretrained model. With a central critic, for the value alone: label (N,), and what the agent itself does not see, messages of other
-        channels and the whole image, with `state_` before the names.
-        """
-        at = self.seats[agent]
-        obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
+    def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
+        """Image (N, C, H, W) float from 0 to 1, in which an agent with coarse sight sees means, and in full the parts that others have
+        named in the channels that it reads (a central critic sees the whole state_image); embedding (N, E, h', w') for an agent with a
+        pretrained model."""
         whole = self.pixels_ICHW[id_N].float() / self.levels
         coarse = self.agents[agent].sight == "coarse"
-        obs["image"] = self._in_part(whole, agent, said) if coarse else whole
+        found = {"image": self._in_part(whole, agent, said) if coarse else whole}
         if agent in self.embeddings:
             maps = self.embeddings[agent]
-            obs["embedding"] = maps[id_N.to(maps.device)].to(id_N.device).float()
-        obs |= self._messages(at, said, round_N)
-        if self.central_critic:
-            obs["label"] = self.label_I[id_N]
-            if coarse:
-                obs["state_image"] = whole
-            if self.critic_seats[agent] != at:
-                obs |= {f"state_{name}": value for name, value in self._messages(self.critic_seats[agent], said, round_N).items()}
-        return obs
+            found["embedding"] = maps[id_N.to(maps.device)].to(id_N.device).float()
+        return {**found, "state_image": whole} if coarse and self.central_critic else found
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """The networks of `agent`, initialised from `seed` without touching the global generator."""
@@ -144,13 +119,10 @@ class ImageClassification(Scenario):
         shown_N1HW = scaled_to(shown[:, :-1].unflatten(1, (1, *self.grid)), *size)
         return torch.where(shown_N1HW > 0, whole_NCHW, scaled_to(part_means(whole_NCHW, *self.grid), *size))
 
-    def _messages(self, at: Seat, said: Dialogue, round_N: Tensor) -> dict[str, Tensor]:
-        """History, latest and, where there is such, linear history of the channels that the seat `at` reads."""
+    def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, F, h, w) by round, channel and position, and (N, L, h, w) of the round before."""
         named_NFS = symbol_counts(said.main, at.reads, self.num_symbols)
         by_round = named_NFS.view(len(round_N), at.rounds, at.latest_features, *self.grid)
         rows = torch.arange(len(round_N), device=round_N.device)
         # in round 0 this reads round 0 itself, where nothing stands yet
-        found = {"history": named_NFS.unflatten(-1, self.grid), "latest": by_round[rows, (round_N - 1).clamp(0, at.rounds - 1)]}
-        if said.linear is not None and self.linear_symbols:
-            found["linear_history"] = symbol_counts(said.linear, at.reads, self.linear_symbols).flatten(1)
-        return found
+        return named_NFS.unflatten(-1, self.grid), by_round[rows, (round_N - 1).clamp(0, at.rounds - 1)]

@@ -53,9 +53,6 @@ class MatrixAgent(nn.Module):
         critic = [*self.value_body.parameters(), *self.value_head.parameters()]
         return [ParameterGroup("actor", "policy", actor, factor.actor), ParameterGroup("critic", "value", critic, factor.critic)]
 
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """One-hot features need none."""
-
     def body(self) -> nn.Module:
         """The policy's hidden layer; a table has none, so an empty module."""
         return self.policy_body

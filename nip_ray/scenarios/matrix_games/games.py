@@ -147,7 +147,7 @@ def matrix_game(settings: MatrixGameSettings, rounds: int) -> RepeatedGame:
 
 def tandem_actions(settings: MatrixGameSettings) -> Tensor:
     """(N,) float64: the evenly spaced actions."""
-    return torch.linspace(-settings.tandem_range, settings.tandem_range, settings.tandem_actions, dtype=torch.float64)
+    return torch.linspace(-2.0, 2.0, settings.tandem_actions, dtype=torch.float64)
 
 
 def tandem_payoffs(action_N: Tensor) -> Tensor:

@@ -103,9 +103,6 @@ class MessageAgent(nn.Module):
             ParameterGroup("critic", "head", list(self.value_head.parameters()), factor.critic),
         ]
 
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """One-hot features need none."""
-
     def body(self) -> nn.Module | None:
         """The hidden layer."""
         return None if self.settings.kind == "random" else self.hidden

@@ -124,9 +124,6 @@ class StateAgent(nn.Module):
             ParameterGroup("critic", "head", list(self.value_head.parameters()), factor.critic),
         ]
 
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """Tokens need none."""
-
     def body(self) -> nn.Module | None:
         """Embeddings and transformer."""
         return None if self.settings.kind == "random" else self.body_

@@ -95,7 +95,7 @@ class StateTracking(Scenario):
     def __init__(self, protocol: Protocol, settings: StateTrackingSettings, agents: Mapping[str, StateAgentSettings]) -> None:
         self.protocol, self.settings, self.agents = protocol, settings, dict(agents)
         self.seats = seats_of(protocol, settings)
-        self.chains = draw_chains(settings, settings.item_seed)
+        self.chains = draw_chains(settings, 0)
         self.label_I, self.num_train = self.chains.label_I, settings.num_train
         whole = self.seats.committer is not None and not self.seats.bisects
         self.num_symbols = len(POINTS) if self.seats.estimator else max(NUM_STATES, settings.length if whole else 0)

@@ -27,25 +27,6 @@ TINY: dict[str, Any] = dict(
 )
 """Settings of an image agent of a few hundred parameters."""
 
-PROTOCOLS: list[dict[str, Any]] = [
-    dict(name="nip", max_rounds=4),
-    dict(name="nip", verifier_first=False, max_rounds=3, min_rounds=2),
-    dict(name="adp"),
-    dict(name="debate", max_rounds=5, sequential=True),
-    dict(name="mnip", max_rounds=4),
-    dict(name="merlin_arthur"),
-    dict(name="solo_verifier"),
-    dict(name="multi_channel_test"),
-    dict(name="nip", max_rounds=4, zero_knowledge=True),
-    dict(name="mnip", max_rounds=3, zero_knowledge=True),
-]
-"""Every protocol that images are played under."""
-
-
-def protocol_id(protocol: Mapping[str, Any]) -> str:
-    """A short name of an entry of `PROTOCOLS`."""
-    return "-".join([protocol["name"], *(f"{key}={int(value)}" for key, value in protocol.items() if key != "name")])
-
 
 def random_pixels(count: int, size: tuple[int, int, int], seed: int = 0) -> np.ndarray:
     """(I, H, W, C) uint8."""

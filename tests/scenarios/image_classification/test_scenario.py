@@ -17,7 +17,9 @@ from nip_ray.scenarios.image_classification.build import build_image_classificat
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.seeding import generator
 from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
-from tests.scenarios.image_classification.files import PROTOCOLS, image_scenario, protocol_id, random_images, random_pixels, write
+from tests.rllib.experiments import game_id
+from tests.rllib.matrix import PROOFS
+from tests.scenarios.image_classification.files import image_scenario, random_images, random_pixels, write
 
 SPEECH: dict[str, int] = dict(message_size=2, linear_symbols=3)
 
@@ -45,7 +47,7 @@ def slow_counts(tokens: Tensor, rounds: int, reads: list[int], width: int, symbo
     return counts.flatten(0, 2)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+@pytest.mark.parametrize("protocol", PROOFS, ids=game_id)
 @pytest.mark.parametrize("options", [{}, SPEECH], ids=["plain", "speech"])
 def test_every_agent_sees_what_was_said_where_it_reads_and_nothing_else(protocol: dict[str, Any], options: dict[str, int]) -> None:
     scenario = made(protocol, **options)
@@ -67,7 +69,7 @@ def test_every_agent_sees_what_was_said_where_it_reads_and_nothing_else(protocol
             assert torch.allclose(found.obs["image"][n], pixels, atol=1e-6)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+@pytest.mark.parametrize("protocol", PROOFS, ids=game_id)
 def test_every_protocol_finds_a_scenario_that_keeps_its_promises(protocol: dict[str, Any]) -> None:
     names = build(protocol["name"], **{k: v for k, v in protocol.items() if k != "name"}).agents
     coarse = {name: dict(sight="coarse", building_block_type="residual_basic") for name in names[-2:]}

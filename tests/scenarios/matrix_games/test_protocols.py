@@ -81,7 +81,6 @@ def test_parameters_of_proofs_are_refused(name: str, key: str, value: Any) -> No
         (config(scenario={"agents": {"player2": {}}}), "scenario.agents.player2", "did you mean player1?"),
         (config(scenario={"agents": {"_default": {"kind": "random"}}}), "scenario.agents", "nobody learns (player0, player1)"),
         (config(scenario={"agents": {"player0": {"initial_scale": float("inf")}}}), "scenario.agents.player0.initial_scale", "finite"),
-        (config(scenario={"game": "tandem", "tandem_range": float("inf")}), "scenario.tandem_range", "finite"),
         (config(scenario={"tandem_actions": 5}), "scenario.tandem_actions", "prisoners_dilemma has no use for it (only tandem)"),
         (config(scenario={"payoffs1": [[1]]}), "scenario.payoffs1", "no use for it (only bimatrix)"),
         (bimatrix(payoffs0=[]), "scenario.payoffs0", "got [], expected a row for each move of player0"),
