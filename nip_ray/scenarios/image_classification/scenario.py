@@ -2,7 +2,7 @@
 belongs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from nip_ray.play.core import turn_masks
 from nip_ray.play.rollout import Dialogue
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
+from nip_ray.scenarios.channelwise import Channelwise
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape, RandomAgent
 from nip_ray.scenarios.seat import Seat, seats, symbol_counts
@@ -78,7 +79,12 @@ class ImageClassification(Scenario):
         obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
         whole = self.pixels_ICHW[id_N].float() / self.levels
         coarse = self.agents[agent].sight == "coarse"
-        obs["image"] = self._in_part(whole, agent, said) if coarse else whole
+        if not coarse:
+            obs["image"] = whole
+        elif self.agents[agent].channels == "apart":
+            obs["image"] = torch.stack([self._in_part(whole, at.index, (channel,), said) for channel in at.reads], 1)
+        else:
+            obs["image"] = self._in_part(whole, at.index, at.reads, said)
         if agent in self.embeddings:
             maps = self.embeddings[agent]
             obs["embedding"] = maps[id_N.to(maps.device)].to(id_N.device).float()
@@ -99,7 +105,12 @@ class ImageClassification(Scenario):
                 return RandomAgent(at, self.num_symbols)
             maps = self.embeddings.get(agent)
             shape = self.shape if maps is None else replace(self.shape, embedding_channels=maps.shape[1])
-            return ImageAgent(settings, at, shape, self.shared_body, self.critic_seats[agent] if self.central_critic else None)
+            critic_seat = self.critic_seats[agent] if self.central_critic else None
+
+            def make(seat: Seat, critic_seat: Seat | None) -> ImageAgent:
+                return ImageAgent(settings, seat, shape, self.shared_body, critic_seat)
+
+            return Channelwise(make, at, critic_seat) if settings.channels == "apart" else make(at, critic_seat)
 
     def group_I(self) -> Mapping[str, Tensor]:
         """The class of each image."""
@@ -133,11 +144,10 @@ class ImageClassification(Scenario):
             "coarse": [agent for agent in self.protocol.agents if self.agents[agent].sight == "coarse"],
         }
 
-    def _in_part(self, whole_NCHW: Tensor, agent: str, said: Dialogue) -> Tensor:
-        """The images with means for all parts but those that agents other than `agent` have named where it reads."""
-        at = self.seats[agent]
-        others = [index for index in range(len(self.protocol.agents)) if index != at.index]
-        named_NX = said.main[:, :, others][:, :, :, list(at.reads)].flatten(1)
+    def _in_part(self, whole_NCHW: Tensor, agent: int, reads: Sequence[int], said: Dialogue) -> Tensor:
+        """The images with means for all parts but those that agents other than the one of index `agent` have named in `reads`."""
+        others = [index for index in range(len(self.protocol.agents)) if index != agent]
+        named_NX = said.main[:, :, others][:, :, :, list(reads)].flatten(1)
         shown = torch.zeros(len(named_NX), self.num_symbols + 1, device=named_NX.device)
         shown.scatter_(1, torch.where(named_NX < 0, self.num_symbols, named_NX), 1.0)
         size = self.shape.height, self.shape.width
