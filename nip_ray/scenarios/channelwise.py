@@ -19,6 +19,7 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
 from nip_ray.scenarios.seat import Seat
+from nip_ray.seeding import generator
 
 
 class Channelwise(nn.Module):
@@ -40,11 +41,20 @@ class Channelwise(nn.Module):
         together = self.critic_reads == self.seat.reads and not any(name.startswith("state_") for name in obs)
         policy = value_NK = None
         if want_policy:
-            found, value_NK = self.inside(self._rows(obs, self.seat.reads, ""), True, want_value and together)
+            found, value_NK = self._look(self._rows(obs, self.seat.reads, ""), True, want_value and together)
             policy = self._policy(found, obs)
         if want_value and value_NK is None:
-            _, value_NK = self.inside(self._rows(obs, self.critic_reads, "" if together else "state_"), False, True)
+            _, value_NK = self._look(self._rows(obs, self.critic_reads, "" if together else "state_"), False, True)
         return policy, None if value_NK is None else value_NK.view(-1, len(self.critic_reads)) @ self.value_gate
+
+    def _look(self, rows: dict[str, Tensor], want_policy: bool, want_value: bool) -> tuple[Policy, Tensor | None]:
+        """The agent inside on each row. Where nothing is learned, on each distinct one once: a search combines a few messages of each
+        channel in all ways."""
+        if self.training or torch.is_grad_enabled() or len(self.seat.reads) == 1:
+            return self.inside(rows, want_policy, want_value)
+        first_U, place_M = distinct(rows)
+        policy, value_U = self.inside({name: whole[first_U] for name, whole in rows.items()}, want_policy, want_value)
+        return (policy if policy is None else policy.rows(place_M)), (None if value_U is None else value_U[place_M])
 
     def _policy(self, found: Policy, obs: Observation) -> Policy:
         """The weighed sums of the logits of N * K rows; a symbol that the channel itself forbids stays forbidden."""
@@ -111,3 +121,20 @@ def _by_channel(x: Tensor, axis: int, rounds: int, channels: int) -> Tensor:
     """(N * K, ...) with R * M features at `axis`, from (N, ...) with R * K * M there."""
     apart = x.unflatten(axis, (rounds, channels, -1)).movedim(axis + 1, 1)  # N, K, ..., R, M
     return apart.flatten(0, 1).flatten(axis, axis + 1)
+
+
+def distinct(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """(U,) the places of distinct ones among M rows, and (M,) int64 which of them each row equals.
+
+    Rows are told apart by a random projection in double precision: two that differ are taken for one with a probability of about 1e-16.
+    """
+    keys = []
+    for number, name in enumerate(sorted(rows)):
+        flat_MF = rows[name].flatten(1) if rows[name].dim() > 1 else rows[name][:, None]
+        weight_F = torch.rand(flat_MF.shape[1], generator=generator(0, "distinct rows", number), dtype=torch.float64)
+        keys.append(flat_MF.double() @ weight_F.to(flat_MF.device))
+    _, place_M = torch.stack(keys).sum(0).unique(return_inverse=True)
+    count = int(place_M.max()) + 1
+    first_U = torch.full((count,), len(place_M), device=place_M.device)
+    first_U.scatter_reduce_(0, place_M, torch.arange(len(place_M), device=place_M.device), "amin")
+    return first_U, place_M
