@@ -1,7 +1,7 @@
 """An agent that encodes each channel apart, with shared weights, and weighs what it finds by learned gates.
 
 Decisions that matter here:
-- the agent inside is one that reads a single channel, that of nip: a gate of 1 on one channel and of 0 on the others is nip's agent exactly,
+- the agent inside is one that reads a single channel, that of nip: a gate of 1 on one channel and of 0 on the others makes it nip's agent,
   whatever is said elsewhere;
 - decisions and values are weighed sums over channels, equally weighed at the start; what is said in a channel depends at the start on that
   channel alone;
