@@ -24,6 +24,9 @@ class HeadSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     kind: str = option("learned", "What plays.")
+    channels: Literal["together", "apart"] = option(
+        "together", "Encode all channels that it reads at once, as published, or each apart by the same weights, weighed by learned gates."
+    )
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
     d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)
     d_decider: int = option(16, "Hidden width of the head that decides.", ge=1)

@@ -10,6 +10,7 @@ from nip_ray.networks import native
 from nip_ray.play.rollout import Dialogue
 from nip_ray.play.scenario import columns
 from nip_ray.protocols import Protocol
+from nip_ray.scenarios.channelwise import Channelwise
 from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
@@ -73,7 +74,12 @@ class GraphIsomorphism(NamingScenario):
             if settings.kind == "manual":
                 return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
             critic_seat = self.critic_seats[agent] if self.central_critic else None
-            return GraphAgent(settings, at, self.shared_body, critic_seat, self.compiled and native.fits(settings))
+            compiled = self.compiled and native.fits(settings)
+
+            def make(seat: Seat, critic_seat: Seat | None) -> GraphAgent:
+                return GraphAgent(settings, seat, self.shared_body, critic_seat, compiled)
+
+            return Channelwise(make, at, critic_seat) if settings.channels == "apart" else make(at, critic_seat)
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
         """See `allowed_nodes`."""

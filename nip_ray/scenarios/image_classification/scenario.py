@@ -2,7 +2,7 @@
 belongs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nip_ray.networks.images import latent_size, part_means, scaled_to
 from nip_ray.play.rollout import Dialogue
 from nip_ray.protocols import Protocol
+from nip_ray.scenarios.channelwise import Channelwise
 from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape
@@ -56,11 +57,17 @@ class ImageClassification(NamingScenario):
 
     def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
         """Image (N, C, H, W) float from 0 to 1, in which an agent with coarse sight sees means, and in full the parts that others have
-        named in the channels that it reads (a central critic sees the whole state_image); embedding (N, E, h', w') for an agent with a
-        pretrained model."""
+        named in the channels that it reads, or (N, K, C, H, W) for each of these apart; embedding (N, E, h', w') for an agent with a
+        pretrained model; state_image, the whole image, for a central critic whose agent does not see it."""
         whole = self.pixels_ICHW[id_N].float() / self.levels
         coarse = self.agents[agent].sight == "coarse"
-        found = {"image": self._in_part(whole, agent, said) if coarse else whole}
+        reads = self.seats[agent].reads
+        if not coarse:
+            found = {"image": whole}
+        elif self.agents[agent].channels == "apart":
+            found = {"image": torch.stack([self._in_part(whole, agent, (channel,), said) for channel in reads], 1)}
+        else:
+            found = {"image": self._in_part(whole, agent, reads, said)}
         if agent in self.embeddings:
             maps = self.embeddings[agent]
             found["embedding"] = maps[id_N.to(maps.device)].to(id_N.device).float()
@@ -74,7 +81,12 @@ class ImageClassification(NamingScenario):
                 return RandomAgent(at, self.num_symbols)
             maps = self.embeddings.get(agent)
             shape = self.shape if maps is None else replace(self.shape, embedding_channels=maps.shape[1])
-            return ImageAgent(settings, at, shape, self.shared_body, self.critic_seats[agent] if self.central_critic else None)
+            critic_seat = self.critic_seats[agent] if self.central_critic else None
+
+            def make(seat: Seat, critic_seat: Seat | None) -> ImageAgent:
+                return ImageAgent(settings, seat, shape, self.shared_body, critic_seat)
+
+            return Channelwise(make, at, critic_seat) if settings.channels == "apart" else make(at, critic_seat)
 
     def group_I(self) -> Mapping[str, Tensor]:
         """The class of each image."""
@@ -108,11 +120,10 @@ class ImageClassification(NamingScenario):
             "coarse": [agent for agent in self.protocol.agents if self.agents[agent].sight == "coarse"],
         }
 
-    def _in_part(self, whole_NCHW: Tensor, agent: str, said: Dialogue) -> Tensor:
-        """The images with means for all parts but those that agents other than `agent` have named where it reads."""
-        at = self.seats[agent]
-        others = [index for index in range(len(self.protocol.agents)) if index != at.index]
-        named_NX = said.main[:, :, others][:, :, :, list(at.reads)].flatten(1)
+    def _in_part(self, whole_NCHW: Tensor, agent: str, reads: Sequence[int], said: Dialogue) -> Tensor:
+        """The images with means for all parts but those that agents other than `agent` have named in the channels `reads`."""
+        others = [index for index, other in enumerate(self.protocol.agents) if other != agent]
+        named_NX = said.main[:, :, others][:, :, :, list(reads)].flatten(1)
         shown = torch.zeros(len(named_NX), self.num_symbols + 1, device=named_NX.device)
         shown.scatter_(1, torch.where(named_NX < 0, self.num_symbols, named_NX), 1.0)
         size = self.shape.height, self.shape.width
