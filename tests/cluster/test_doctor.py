@@ -156,12 +156,14 @@ def test_a_full_disk_is_a_problem_and_an_almost_full_one_a_note(tmp_path: Path, 
     assert [finding.status for finding in storage(tmp_path)] == ["problem"]
 
 
-def test_a_path_too_long_for_sockets_is_a_problem_and_one_that_can_become_so_a_note() -> None:
-    room = doctor.SOCKET_PATH - len(f"/session_2026-11-21_13-26-38_912736_4728/{doctor.LONGEST_SOCKET}")
-    fits = Path("/" + "x" * (room - 1))
-    assert doctor.socket_paths(fits, 4728, 9999)[0] == "ok"
-    assert doctor.socket_paths(fits, 4728, 32767)[0] == "note"
-    assert doctor.socket_paths(fits, 47281, 99999)[0] == "problem"
+def test_a_path_too_long_for_sockets_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = f"/session_2026-11-21_13-26-38_912736_4728/{doctor.LONGEST_SOCKET}"
+    assert doctor.socket_path(tmp_path, 4728) == len(str(tmp_path) + session)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    needed = doctor.socket_path(tmp_path / "ray", os.getpid())
+    for most, status in ((needed, "ok"), (needed - 1, "problem")):
+        monkeypatch.setattr(doctor, "SOCKET_PATH", most)
+        assert [finding.status for finding in check("ray folder")] == [status]
 
 
 def test_little_memory_is_a_note_and_next_to_none_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
