@@ -3,8 +3,8 @@
 Decisions that matter here:
 - a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and nothing below it is looked at.
   Links to folders are not followed, so that no run stands twice and none outside; of a sweep its trials are listed, once;
-- of `metrics.jsonl` the end is read, and so much before it as it takes to find the last evaluation (`_MAX_TAIL` bytes at most). Damage
-  further up is found by whoever reads it all;
+- of `metrics.jsonl` the last `_MAX_TAIL` bytes are read, for the last row and the last evaluation. Damage further up is found by whoever
+  reads it all;
 - nothing is locked for longer than it takes to see whether somebody else has done so, and nothing is written.
 """
 
@@ -40,7 +40,7 @@ _RETURNS = ("/return", "/value", "/return_mean")
 _BEGUN = {LOCK, IDENTITY, "environment.json"}
 _SWEEP, _TRIALS = "sweep.yaml", "trials"
 _MAX_DEPTH = 6
-_BLOCK, _MAX_TAIL = 1 << 16, 1 << 19
+_MAX_TAIL = 1 << 19
 _MAX_DEEP = 100
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -209,29 +209,20 @@ def _depth(text: str) -> int:
 @lru_cache(maxsize=4096)
 def _tail(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], tuple[str, float | None], str]:
     """(last row, headline, what is wrong) of the rows at `path`; a torn last line is as good as none."""
-    end, data = mark[1], b""
-    last: dict[str, Any] | None = None
+    start = max(0, mark[1] - _MAX_TAIL)
     try:
         with path.open("rb") as file:
-            while end > 0 and len(data) < _MAX_TAIL:
-                start = max(0, end - _BLOCK)
-                file.seek(start)
-                data, end = file.read(end - start) + data, start
-                whole = data[0 if end == 0 else data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
-                if not whole:
-                    continue
-                lines = whole.splitlines()
-                if last is None:
-                    last = _row(lines[-1])
-                    if last is None:
-                        return {}, ("", None), f"the last line of {METRICS} is damaged"
-                tested = next((row for line in reversed(lines) if b'"eval' in line and (row := _row(line))), None)
-                if tested is not None:
-                    found = headline_of(tested)
-                    return last, found if found[0].startswith("eval") else headline_of(last), ""
+            file.seek(start)
+            data = file.read(mark[1] - start)
     except OSError as error:
         return {}, ("", None), f"{METRICS} cannot be read ({error.strerror})"
-    return last or {}, headline_of(last or {}), ""
+    lines = data[data.find(b"\n") + 1 if start else 0 : data.rfind(b"\n") + 1].splitlines()
+    last = _row(lines[-1]) if lines else {}
+    if last is None:
+        return {}, ("", None), f"the last line of {METRICS} is damaged"
+    tested = next((row for line in reversed(lines) if b'"eval' in line and (row := _row(line))), {})
+    found = headline_of(tested)
+    return last, found if found[0].startswith("eval") else headline_of(last), ""
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
