@@ -113,15 +113,6 @@ def test_what_is_required_and_missing_is_a_problem_and_so_is_an_extra_of_it(tmp_
     assert "nip_ray[wings]" in wings.mend
 
 
-@pytest.mark.parametrize(("version", "status"), [("2.51.1", "problem"), ("2.9.0", "problem"), ("2.60.0", "ok")])
-def test_a_ray_with_the_known_hole_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, status: str) -> None:
-    distribution(tmp_path, "ray", version)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    [found] = check("ray")
-    assert found.status == status
-    assert ("CVE-2025-62593" in found.what) == (status == "problem")
-
-
 def test_a_ray_or_torch_that_cannot_be_imported_is_a_problem(tmp_path: Path) -> None:
     for name in ("ray", "torch"):
         (tmp_path / name).mkdir()
