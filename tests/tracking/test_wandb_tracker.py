@@ -17,7 +17,7 @@ from nip_ray.errors import UserError
 from nip_ray.storage import wandb_source
 from nip_ray.tracking.wandb_runs import last_step
 from tests.tracking.tracked import CONFIG, ROOT, files_news, row, run_folder, track
-from tests.tracking.wandb_service import ENTITY, KEY, PROJECT, Service
+from tests.tracking.wandb_service import ENTITY, KEY, PROJECT, Service, running
 
 RUN = "proofs-a1b2"
 SETTINGS: dict[str, Any] = {"wandb": {"enabled": True, "entity": ENTITY, "project": PROJECT, "tags": ["nip", "small"]}}
@@ -26,7 +26,7 @@ OFFLINE: dict[str, Any] = {"wandb": {**SETTINGS["wandb"], "mode": "offline"}}
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with Service() as made:
+    with running() as made:
         yield made
         assert not made.refused
 
