@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError, require
-from nip_ray.exports.game import Game, Source, game_of
-from nip_ray.exports.inspect_log import models_at, shown, tested_iteration
+from nip_ray.exports.game import Game, Source, game_of, models_at, shown, tested_iteration
 from nip_ray.exports.inspect_samples import GAME, chat_messages, messages_of, outcome_of, output_of, pay_score, sample_parts, verdict_score
 from nip_ray.play.dialogue import dialogue_record
 from nip_ray.scenarios.language import SPLITS
