@@ -92,24 +92,20 @@ class Listed:
 def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None] | None = None) -> list[Path]:
     """The run folders at or below `folder`, by name. depth: how many folders down. told: hears which folders cannot be read."""
     found: list[Path] = []
-    waiting = [(folder, depth)]
-    while waiting:
-        here, left = waiting.pop()
-        try:
-            with os.scandir(here) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name)
-        except OSError as error:
-            if told is not None:
-                told(f"{here} cannot be read ({error.strerror}); left out")
-            continue
-        files = {entry.name for entry in entries if entry.is_file()}
+
+    def unread(error: OSError) -> None:
+        if told is not None:
+            told(f"{error.filename} cannot be read ({error.strerror}); left out")
+
+    for here, below, names in os.walk(folder, onerror=unread):
+        path, files = Path(here), set(names)
         if METRICS in files or (CONFIG in files and files & _BEGUN):
-            found.append(here)
-        elif left:
-            below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
-            if _SWEEP in files:
-                below = [name for name in below if name == _TRIALS]
-            waiting += [(here / name, left - 1) for name in below]
+            found.append(path)
+            below.clear()
+        elif len(path.relative_to(folder).parts) >= depth:
+            below.clear()
+        else:
+            below[:] = [name for name in below if not name.startswith(".") and (_SWEEP not in files or name == _TRIALS)]
     return sorted(found)
 
 

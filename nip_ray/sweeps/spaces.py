@@ -209,16 +209,7 @@ def to_tune(space: Space, *, grid: bool = True) -> Any:
     if space.listed:
         values = [_encoded(space, value) for value in space.arguments]
         return tune.grid_search(values) if space.kind == "grid" and grid else tune.choice(values)
-    made = {
-        "uniform": tune.uniform,
-        "quniform": tune.quniform,
-        "loguniform": tune.loguniform,
-        "qloguniform": tune.qloguniform,
-        "randint": tune.randint,
-        "lograndint": tune.lograndint,
-        "randn": tune.randn,
-    }
-    return made[space.kind](*space.arguments)
+    return getattr(tune, space.kind)(*space.arguments)  # it has functions of these names
 
 
 def to_pbt(space: Space) -> Any:
