@@ -145,9 +145,11 @@ def _range_faults(kind: Kind, numbers: Sequence[Any]) -> list[str]:
         return [f"got {_show(list(numbers))}, expected the lowest value before the highest"]
     if kind.log and first <= 0:
         return [f"got {first} as the lowest value, expected a number > 0 (it has a logarithm)"]
-    if kind.quantised and (step := numbers[2]) <= 0:
+    if not kind.quantised:
+        return []
+    if (step := numbers[2]) <= 0:
         return [f"got a step of {step}, expected a number > 0"]
-    for end in (first, second) if kind.quantised else ():
+    for end in (first, second):
         if not math.isclose(end / step, round(end / step), rel_tol=1e-9, abs_tol=1e-9):
             return [f"got {end} with a step of {step}, expected a multiple of the step"]
     return []
