@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError, require
-from nip_ray.exports.game import Game, Source, game_of
-from nip_ray.exports.inspect_log import models_at, shown, tested_iteration
+from nip_ray.exports.game import Game, Source, game_of, models_at, shown, tested_iteration
 from nip_ray.exports.inspect_samples import GAME, chat_messages, messages_of, outcome_of, output_of, pay_score, sample_parts, verdict_score
 from nip_ray.play.dialogue import dialogue_record
 from nip_ray.scenarios.language import SPLITS
@@ -97,7 +96,10 @@ def play(source: Source, from_run: str | list[str] = "") -> Solver:
         except RuntimeError:
             raise UserError("play: runs under asyncio alone, leave INSPECT_ASYNC_BACKEND out") from None
         if loop not in clients:
-            clients[loop] = _own_clients(game, own)
+            clients[loop] = {}
+            if game.run_dir is not None and own:
+                models = models_at(RunFolder.open(game.run_dir), _tested(game))
+                clients[loop] = own_clients(game.config, game.run_dir, models, own)
         agents = language_agents(game.config)
         asked = {agent: clients[loop].get(agent) or AgentClient(InspectChat(), "", agents[agent], shape="alternating") for agent in agents}
         runner = DialogueRunner(game.scenario, asked, context, len(asked))
@@ -158,13 +160,6 @@ class InspectChat:
 def _tested(game: Game) -> int:
     """The iteration (from 1) that the run tested last; 1 of a config."""
     return 1 if game.run_dir is None else tested_iteration(game.run_dir, game.config, None)
-
-
-def _own_clients(game: Game, agents: tuple[str, ...]) -> dict[str, AgentClient]:
-    """Of the agents that speak by the run's own models."""
-    if game.run_dir is None or not agents:
-        return {}
-    return own_clients(game.config, game.run_dir, models_at(RunFolder.open(game.run_dir), _tested(game)), agents)
 
 
 def _agents(named: str | list[str], game: Game) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from nip_ray.play.dialogue import Chat, Dialogue, dialogue_from_record, dialogue
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.dialogues import Path as Branch
 from nip_ray.protocols import Protocol
-from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.text.providers.openai import FINISH_REASONS
 
 require("verifiers", "verifiers")
@@ -149,7 +148,10 @@ def environment(source: Source) -> tuple[type[vf.Taskset], type[vf.Env], type[vf
     """
     game = game_of(source)
     agents = language_agents(game.config)
-    roles: dict[str, Any] = {name: (vf.AgentConfig, _role(settings)) for name, settings in agents.items()}
+    roles: dict[str, Any] = {}
+    for name, settings in agents.items():  # the limit of tokens is the protocol's; what else there is to say of a model is its user's
+        sampling = vf.SamplingConfig(max_tokens=settings.reply_tokens)
+        roles[name] = vf.AgentConfig, vf.AgentConfig(runtime=vf.SubprocessConfig(), sampling=sampling)
     config_of_env = pydantic.create_model("ProofEnvConfig", __base__=vf.EnvConfig, __module__=__name__, **roles)
 
     class ProofTaskset(vf.Taskset[ProofTask, ProofTasksetConfig]):
@@ -172,11 +174,6 @@ def environment(source: Source) -> tuple[type[vf.Taskset], type[vf.Env], type[vf
                 _pay(trace, dialogue_from_record(trace.info[INFO], item), game.scenario.protocol)
 
     return ProofTaskset, ProofEnv, OneCall
-
-
-def _role(settings: LanguageAgentSettings) -> vf.AgentConfig:
-    """The limit of tokens is the protocol's; whatever else there is to say of a model is for whoever names one."""
-    return vf.AgentConfig(runtime=vf.SubprocessConfig(), sampling=vf.SamplingConfig(max_tokens=settings.reply_tokens))
 
 
 def _row(game: Game, item: Any, number: int) -> ProofData:

@@ -2,7 +2,6 @@
 
 import errno
 import io
-import os
 import signal
 import subprocess
 import sys
@@ -171,4 +170,3 @@ def test_a_start_of_ray_that_is_cut_off_leaves_no_process(monkeypatch: pytest.Mo
         ray_session.start_local_ray()
     assert (caught.value.signum, caught.value.safe) == (signal.SIGHUP, False)
     assert started[0].wait(timeout=10) == -signal.SIGKILL
-    assert os.getpid() not in set(ray_session._children())

@@ -5,7 +5,7 @@ Decisions that matter here:
 - that others can read a token's file is a note: the next run that starts Ray mends it;
 - RAY_ADDRESS may hold a password in the wrong place, so that only its host and port are told;
 - a Ray that a run starts listens on the loopback alone; the servers of one that `ray start` starts listen on all interfaces, guarded by
-  tokens or by nothing. A dashboard that was told to stay on 127.0.0.1 may still give figures for Prometheus elsewhere.
+  tokens or by nothing.
 """
 
 import os
@@ -13,12 +13,11 @@ import re
 import shlex
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from nip_ray.settings.providers import ProviderSettings
 
@@ -26,7 +25,7 @@ Status = Literal["ok", "note", "problem"]
 Found = tuple[Status, str] | tuple[Status, str, str]
 """Status, fact, and how to mend it."""
 
-SHOWN, TIMEOUT_S = 8, 2.0
+TIMEOUT_S = 2.0  # of a connection
 OWN = "unset RAY_ADDRESS, and a run starts a Ray of its own"
 _OF_PROVIDERS = [(getattr(kind, "api_key_variable", None), kind.base_url_variable) for kind in ProviderSettings.__subclasses__()]
 VARIABLES = (*(name for pair in _OF_PROVIDERS for name in pair if name is not None), "WANDB_API_KEY", "HF_TOKEN")
@@ -69,7 +68,8 @@ def _wants_tokens() -> bool:
 def token() -> Iterator[Found]:
     """Check that Ray asks for a token, has one (where it would look, in its own order), and keeps it from others."""
     mode, named = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if mode is not None and not _wants_tokens():  # left to itself, a new local Ray asks for tokens
+    is_off = mode is not None and not _wants_tokens()  # left to itself, a new local Ray asks for tokens
+    if mode is not None and is_off:
         what = "RAY_AUTH_MODE turns Ray's tokens off" + ("" if mode.lower() == "disabled" else " (it is neither `token` nor `disabled`)")
         yield "note", f"{what}: whoever reaches a port of Ray can run programs as you", "export RAY_AUTH_MODE=token"
     path = Path(named) if named else Path(os.path.expanduser("~")) / ".ray" / "auth_token"
@@ -78,17 +78,14 @@ def token() -> Iterator[Found]:
         held = bool(file.read(1))
     if os.environ.get("RAY_AUTH_TOKEN"):
         yield "ok", "Ray's token comes from RAY_AUTH_TOKEN"
+    elif held and path.stat().st_uid != os.geteuid():
+        yield "note", f"Ray's token in {path} belongs to another user", "make one of your own: `ray get-auth-token --generate`"
+    elif held and (mask := path.stat().st_mode & 0o777) & 0o077:  # the next run that starts Ray mends it
+        what = f"Ray's token in {path} is open to other users of this machine (mode {mask:o})"
+        yield "note", what, f"chmod 600 {shlex.quote(str(path))}"
     elif held:
-        about = path.stat()
-        if about.st_uid != os.geteuid():
-            what = f"Ray's token in {path} belongs to another user"
-            yield "note", what, "make one of your own: `ray get-auth-token --generate`"
-        elif about.st_mode & 0o077:
-            what = f"Ray's token in {path} is open to other users of this machine (mode {about.st_mode & 0o777:o})"
-            yield "note", what, f"chmod 600 {shlex.quote(str(path))}"
-        else:
-            yield "ok", f"Ray's token is in {path}, for you alone"
-    elif mode is not None and not _wants_tokens():
+        yield "ok", f"Ray's token is in {path}, for you alone"
+    elif is_off:
         return
     elif named:
         what = f"RAY_AUTH_TOKEN_PATH names {path}, where there is no token that can be read"
@@ -104,7 +101,6 @@ def token() -> Iterator[Found]:
                 yield "ok", f"no token yet: the first run that starts Ray writes one to {path}"
         except OSError as error:
             what = f"a run that starts Ray cannot write its token to {path} ({error.strerror})"
-            what = what
             mend = "export RAY_AUTH_TOKEN_PATH to a file of yours with a token in it, or HOME to a folder of yours"
             yield "problem", what, mend
 
@@ -136,7 +132,6 @@ def cluster() -> Iterator[Found]:
         yield "ok", f"{says} {host}:{port}, which answers: runs join it"
     if address not in ("", "local", "auto") and not is_loopback(host) and not _wants_tokens():
         what = f"RAY_ADDRESS names another machine ({host}) without tokens: whoever reaches it can run programs in your run"
-        what = what
         mend = "give the cluster a token (docs.ray.io, token authentication) and export RAY_AUTH_MODE=token"
         yield "problem", what, mend
 
@@ -157,20 +152,12 @@ def is_loopback(host: str) -> bool:
 
 
 def _reason_not_reached(host: str, port: int) -> str:
-    """Why no TCP connection comes about in time; empty when one does. In a thread, since looking up a name knows no time limit."""
-    outcome: list[str] = []
-
-    def connect() -> None:
-        try:
-            with socket.create_connection((host, port), timeout=TIMEOUT_S):
-                outcome.append("")
-        except OSError as error:
-            outcome.append(error.strerror or str(error) or type(error).__name__)
-
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(TIMEOUT_S + 0.2)
-    return outcome[0] if outcome else "timed out"
+    """Why no TCP connection comes about in time; empty when one does."""
+    try:
+        with socket.create_connection((host, port), timeout=TIMEOUT_S):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
 
 
 ROLES = {
@@ -178,76 +165,49 @@ ROLES = {
     "serve proxy": r"ray::\S*ProxyActor",
     "nip-ray": r"(\S+ ){0,2}(\S*/)?nip-ray( |$)|.* nip_ray\.cli( |$)",
     "gcs_server": r"(\S*/)?gcs_server( |$)",
-    "client server": r".*? ray\.util\.client\.server",
-    "raylet": r"(\S*/)?raylet( |$)",
-    "worker": r"ray::",
 }
-"""Our processes, the most telling first, and how their command lines begin (five words)."""
-
-
-class Listener(NamedTuple):
-    """One port that one of our processes listens on. tokens: whether it asks for them. told: where it was told to listen."""
-
-    order: int
-    pid: int
-    port: int
-    role: str
-    host: str
-    tokens: bool
-    told: str = ""
+"""Our servers, and how their command lines begin (five words)."""
 
 
 def ports() -> Iterator[Found]:
-    """What listens, and a note on each dashboard, and all servers without tokens, that other machines could reach."""
+    """Where servers of Ray and nip-ray listen, with a note on each that other machines could reach and should not."""
     import psutil
 
+    told, exposed = list[str](), list[Found]()
     try:
-        found = listeners()
+        connections = psutil.net_connections("inet")
     except psutil.Error as error:
         yield "note", f"cannot tell who listens ({type(error).__name__})", "look with `ss -tlnp`"
         return
-    told = {one: _told(one) for one in found}
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    yield "ok", "; ".join([*told.values()][:SHOWN]) + more or "no Ray and no nip-ray of this user listens"
-    for one in found:
-        yield from exposed(one)
-
-
-def _told(one: Listener) -> str:
-    host = "*" if one.host in ("0.0.0.0", "::") else one.host.removeprefix("::ffff:")
-    return f"{one.role} on {host}:{one.port} (process {one.pid})"
-
-
-def exposed(one: Listener) -> Iterator[Found]:
-    """A note on a port that only this machine should reach, and others can."""
-    what = f"{_told(one)} can be reached from other machines"
-    harm = "" if one.tokens else ", and asks for no token: they can run programs as you"
-    if is_loopback(one.host):
-        return
-    if one.role == "dashboard" and not is_loopback(one.told):
-        mend = "start Ray with --dashboard-host=127.0.0.1 and come by `ray dashboard` or an SSH tunnel"
-        yield "note", what + harm, mend
-    elif one.role == "serve proxy" and one.host != "::":  # every worker of Ray has a port on ::, where only Ray is spoken
-        yield "note", what, "leave --host at 127.0.0.1 and come by an SSH tunnel"
-    elif one.role == "gcs_server" and not one.tokens:
-        yield "note", what + harm, "end that Ray (`ray stop`) and start it with RAY_AUTH_MODE=token"
-
-
-def listeners() -> list[Listener]:
-    """Every port that a process of this user listens on which is Ray's or nip-ray's. Raises psutil.Error where that cannot be told."""
-    import psutil
-
-    found = []
-    for connection in psutil.net_connections("inet"):
+    for connection in connections:
         if connection.pid is None or not connection.laddr or connection.status != psutil.CONN_LISTEN:
             continue
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # gone by now, or a title was written over what there was to read
-            process = psutil.Process(connection.pid)
+            process, (host, port) = psutil.Process(connection.pid), connection.laddr
             arguments = process.cmdline() if process.uids().effective == os.geteuid() else []
-            line, host, port = " ".join(arguments[:5]), connection.laddr.ip, connection.laddr.port
-            order, role = next(((i, name) for i, (name, start) in enumerate(ROLES.items()) if re.match(start, line)), (0, ""))
-            if role:
-                tokens = process.environ().get("RAY_AUTH_MODE", "").lower() == "token"
-                told = next((one.removeprefix("--host=") for one in arguments if one.startswith("--host=")), "")
-                found.append(Listener(order, connection.pid, port, role, host, tokens, told))
-    return sorted(found)
+            role = next((name for name, start in ROLES.items() if re.match(start, " ".join(arguments[:5]))), None)
+            if role is None:
+                continue
+            what = f"{role} on {'*' if host in ('0.0.0.0', '::') else host.removeprefix('::ffff:')}:{port} (process {connection.pid})"
+            told.append(what)
+            asks = next((one.removeprefix("--host=") for one in arguments if one.startswith("--host=")), "")
+            tokens = process.environ().get("RAY_AUTH_MODE", "").lower() == "token"
+            if mend := mend_of_exposed(role, host, asks, tokens):
+                harm = "" if tokens or role == "serve proxy" else ", and asks for no token: they can run programs as you"
+                exposed.append(("note", f"{what} can be reached from other machines{harm}", mend))
+    yield "ok", "; ".join(told) or "no Ray and no nip-ray of this user listens"
+    yield from exposed
+
+
+def mend_of_exposed(role: str, host: str, asks: str, tokens: bool) -> str:
+    """How to keep other machines from a server that only this one should reach; empty where they cannot reach it.
+
+    asks: where it was told to listen. tokens: whether it asks for them.
+    """
+    if is_loopback(host):
+        return ""
+    if role == "dashboard" and not is_loopback(asks):  # one that stays here may still give figures for Prometheus elsewhere
+        return "start Ray with --dashboard-host=127.0.0.1 and come by `ray dashboard` or an SSH tunnel"
+    if role == "serve proxy" and host != "::":  # every worker of Ray has a port on ::, where only Ray is spoken
+        return "leave --host at 127.0.0.1 and come by an SSH tunnel"
+    return "end that Ray (`ray stop`) and start it with RAY_AUTH_MODE=token" if role == "gcs_server" and not tokens else ""

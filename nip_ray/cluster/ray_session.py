@@ -14,11 +14,9 @@ Decisions that matter here:
 
 import logging
 import os
-import re
 import secrets
 import signal
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,6 @@ from nip_ray.cluster import compat
 from nip_ray.cluster.interrupts import Interrupted, finishing, kept
 from nip_ray.errors import UserError
 from nip_ray.settings.experiment import RuntimeSettings
-
-OLDEST_RAY = (2, 52)
-"""Before it Ray has no tokens, and a web page can run code through a local dashboard (CVE-2025-62593)."""
 
 LOCAL = "local"
 """Ray's name for "none that exists": start one."""
@@ -47,14 +42,13 @@ def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
     """Join the cluster that the config or $RAY_ADDRESS names (in a Ray job: its own); else start a local Ray with so many CPUs (or as many
     as the machine has), where any are asked for. Returns whether it has started one.
 
-    A local Ray and its dashboard listen on 127.0.0.1 and ask for a token. Raises UserError when Ray is too old, when a named cluster
-    cannot be reached or refuses our token, and when the token's file cannot be kept.
+    A local Ray and its dashboard listen on 127.0.0.1 and ask for a token. Raises UserError when a named cluster cannot be
+    reached or refuses our token, and when the token's file cannot be kept.
     """
     import ray
 
     if ray.is_initialized():
         return False
-    check_version(ray.__version__)
     address = runtime.ray_address or os.environ.get("RAY_ADDRESS")
     if address and address != LOCAL:
         _join(address, "runtime.ray_address" if runtime.ray_address else "RAY_ADDRESS")
@@ -74,11 +68,13 @@ def start_local_ray(**options: Any) -> None:
 
     Raises UserError when its token cannot be kept to ourselves, or cannot be read.
     """
+    import psutil
     import ray
     from ray.exceptions import AuthenticationError
 
     secure_token()
-    before = set(_children())
+    process = psutil.Process()
+    before = set(process.children())
     try:
         with compat.on_loopback(), kept(), finishing():  # a signal waits: Ray forgets the processes of a start that is cut off
             ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
@@ -86,26 +82,10 @@ def start_local_ray(**options: Any) -> None:
         raise UserError("RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it") from error
     except KeyboardInterrupt as interrupt:
         ray.shutdown()
-        for child in set(_children()) - before:  # of a start that took longer than a signal waits
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        for child in set(process.children()) - before:  # of a start that took longer than a signal waits
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
         raise Interrupted(getattr(interrupt, "signum", signal.SIGINT)) from interrupt
-
-
-def _children() -> Iterator[int]:
-    """The processes that this one has started and that are there."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                yield int(entry.name)
-
-
-def check_version(version: str) -> None:
-    """Raises UserError for a Ray that is too old to be safe."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if not found or (int(found[1]), int(found[2])) < OLDEST_RAY:
-        oldest = ".".join(map(str, OLDEST_RAY))
-        raise UserError(f"Ray {version} lets strangers run code (CVE-2025-62593): expected {oldest} or newer, pip install -U nip_ray")
 
 
 # --------------------------------------------------------------------------------------------------------------- token

@@ -28,12 +28,17 @@ def with_absolute_paths(config: AnyConfig) -> AnyConfig:
 
 def absolute_paths(value: Any, kind: type, key: str = "") -> Any:
     """The value of the dotted `key` of a config of `kind` (no key: the whole config), as plain data, with every path in it absolute."""
+    return mapped_paths(value, kind, lambda sort, path, key: _ABSOLUTE[sort](path), key)
+
+
+def mapped_paths(value: Any, kind: type, change: Callable[[str, str, str], str], key: str = "") -> Any:
+    """The same with `change` of every path in its place. change: of (sort of path, path, its dotted key)."""
     if isinstance(value, Mapping):
-        return {name: absolute_paths(item, kind, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
+        return {name: mapped_paths(item, kind, change, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [absolute_paths(item, kind, f"{key}.{i}") for i, item in enumerate(value)]
+        return [mapped_paths(item, kind, change, f"{key}.{i}") for i, item in enumerate(value)]
     found = path_kind(key, kind) if isinstance(value, str) else None
-    return value if found is None else _ABSOLUTE[found](value)
+    return value if found is None else change(found, value, key)
 
 
 _ABSOLUTE: dict[str, Callable[[str], str]] = {

@@ -1,4 +1,4 @@
-"""What other tools' tasks are made of: the config, protocol and items of a run of language models, or of a config alone."""
+"""What other tools' tasks are made of: the config, protocol and items of a run of language models, or of a config alone; its models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.seeding import stable_seed
-from nip_ray.storage.folder import CONFIG
-from nip_ray.text.dialogues.runner import Task
+from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, read_export
+from nip_ray.text.dialogues.runner import Task, rollout_file
 from nip_ray.text.items import stored_items
+from nip_ray.text.parts import load_state
 
 Source = TextExperimentConfig | Mapping[str, Any] | Path | str
 """A run folder, a YAML file, a config, or its keys."""
@@ -62,3 +63,30 @@ def game_of(source: Source) -> Game:
     kind = language_kind(config.scenario)
     run_dir = Path(source) if isinstance(source, str | Path) and (Path(source) / CONFIG).is_file() else None
     return Game(config, kind, kind.build(from_settings(config.protocol), config.scenario), run_dir)
+
+
+def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int | None) -> int:
+    """`iteration`, or the last one that was tested. Raises UserError where there is no such test."""
+    if (run_dir / EXPORTED).is_file():
+        return read_export(RunFolder.open(run_dir))["iteration"]
+    tested = [number for number in range(1, config.iterations + 1) if rollout_file(run_dir, "test", number - 1).is_file()]
+    if not tested:
+        raise UserError(f"{run_dir}: this run has no test dialogues; algorithm.test_scheme or evaluate_every says when there are some")
+    if iteration is not None and iteration not in tested:
+        raise UserError(f"--iteration {iteration}: was not tested, expected one of {', '.join(map(str, tested))}")
+    return tested[-1] if iteration is None else iteration
+
+
+def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
+    """Group -> the model that speaks for it in an export, or that spoke for it when `iteration` (from 1) was tested; of runs that learn
+    from tokens, at the end.
+    """
+    if (folder.path / EXPORTED).is_file():
+        return dict(read_export(folder)["models"])
+    state = load_state(folder)
+    return dict(state.history[iteration - 1]) if iteration <= len(state.history) else state.models()
+
+
+def shown(model: str) -> str:
+    """A model's name for readers: of a folder on this machine its last part."""
+    return Path(model).name if Path(model).is_absolute() else model

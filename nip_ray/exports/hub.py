@@ -14,15 +14,14 @@ Decisions that matter here:
 """
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import path_kind
 from nip_ray.config.load import config_to_yaml, load_config
+from nip_ray.config.paths import mapped_paths
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
 from nip_ray.exports.hub_cards import write_dataset_card, write_model_card
@@ -107,16 +106,8 @@ def _write_language_models(folder: RunFolder, stored: TextExperimentConfig, mode
 def portable(config: Config) -> Config:
     """`config` without what is of this machine: folders of paths, where figures go, other runs, and plugins, which are code."""
     kind = type(config)
-
-    def carried(value: Any, key: str = "") -> Any:
-        if isinstance(value, Mapping):
-            return {name: carried(item, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
-        if isinstance(value, list):
-            return [carried(item, f"{key}.{place}") for place, item in enumerate(value)]
-        is_path = isinstance(value, str) and Path(value).is_absolute() and path_kind(key, kind) is not None
-        return Path(value).name if is_path else value
-
-    made = kind.model_validate(carried(config.model_copy(update={"tracking": TrackingSettings(), "plugins": ()}).model_dump(mode="json")))
+    dumped = config.model_copy(update={"tracking": TrackingSettings(), "plugins": ()}).model_dump(mode="json")
+    made = kind.model_validate(mapped_paths(dumped, kind, lambda sort, path, key: Path(path).name if Path(path).is_absolute() else path))
     if isinstance(made, ExperimentConfig):  # other runs do not go along
         return made.model_copy(update={"evaluation": replace(made.evaluation, solo_run=None), "initial_weights": {}})
     return made.model_copy(update={"base_run": None})

@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import path_kind
 from nip_ray.config.load import config_to_yaml
+from nip_ray.config.paths import mapped_paths
 from nip_ray.evaluation.report.describe import describe
-from nip_ray.exports.hub_transcripts import described, turn_columns
+from nip_ray.exports.hub_transcripts import COLUMNS, TURN, described
 from nip_ray.secrets import Redactor
 
 AnyConfig = ExperimentConfig | TextExperimentConfig
@@ -36,7 +36,7 @@ def write_model_card(
         "evaluation": evaluation,
         "about": about,
         "environment": {"nip_ray": "", **environment},
-        "files": list(_files(config)),
+        "files": _files(config),
     }
     _write("model_card.md.j2", path, config, front, rows=rows, attackers=attackers, **words)
 
@@ -45,7 +45,7 @@ def write_dataset_card(path: Path, config: AnyConfig, splits: Mapping[str, int])
     """The card of the transcripts. splits: name -> episodes."""
     files = [{"split": split, "path": f"data/{split}.parquet"} for split in splits]
     front = {"tags": [*_TAGS, config.protocol.name], "configs": [{"config_name": "default", "data_files": files}]}
-    _write("dataset_card.md.j2", path, config, front, splits=splits, columns=dict(described()), turns=dict(turn_columns()))
+    _write("dataset_card.md.j2", path, config, front, splits=splits, columns=described(COLUMNS), turns=described(TURN))
 
 
 def records(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -77,20 +77,17 @@ def _attackers(attack: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     yield {**_row(name.replace("_", " "), table[name]), "goal": goal, "chosen": False}
 
 
-def _files(config: AnyConfig) -> Iterator[str]:
+def _files(config: AnyConfig) -> list[str]:
     """What the config reads, by its keys."""
+    found = list[str]()
 
-    def found(value: Any, key: str = "") -> Iterator[str]:
-        if isinstance(value, Mapping):
-            for name, item in value.items():
-                yield from found(item, f"{key}.{name}".lstrip("."))
-        elif isinstance(value, list):
-            for place, item in enumerate(value):
-                yield from found(item, f"{key}.{place}")
-        elif isinstance(value, str) and value and path_kind(key, type(config)) == "file":
-            yield f"`{value}` ({key})"
+    def note(sort: str, path: str, key: str) -> str:
+        if sort == "file" and path:
+            found.append(f"`{path}` ({key})")
+        return path
 
-    yield from found(config.model_dump(mode="json"))
+    mapped_paths(config.model_dump(mode="json"), type(config), note)
+    return found
 
 
 def _write(template: str, path: Path, config: AnyConfig, front: Mapping[str, Any], **words: Any) -> None:

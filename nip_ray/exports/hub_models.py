@@ -9,7 +9,7 @@ from pathlib import Path
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.exports.inspect_log import models_at, tested_iteration
+from nip_ray.exports.game import models_at, tested_iteration
 from nip_ray.serving.model_folder import ADAPTER, BASE
 from nip_ray.storage.files import sum_of
 from nip_ray.storage.folder import RunFolder

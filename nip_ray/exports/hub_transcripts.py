@@ -1,7 +1,7 @@
 """The transcripts of a run as a data set: a Parquet file for each split, one row an episode, columns of fixed types (`COLUMNS`)."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from nip_ray.evaluation.report.describe import verdicts_of
 from nip_ray.protocols import DECISIONS
 from nip_ray.storage.folder import CONFIG, RunFolder, write_document
 
-_TURN = {
+TURN = {
     "round": (pa.int64(), "from 0"),
     "agent": (pa.string(), "who speaks"),
     "channel": (pa.string(), "where; empty where nothing was written"),
@@ -35,7 +35,7 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "seed": (pa.int64(), "of the episode"),
     "length": (pa.int64(), "rounds that were played"),
     "rewards": (pa.list_(_REWARD), "what each agent was paid, in sum"),
-    "turns": (pa.list_(pa.struct([(name, kind) for name, (kind, _) in _TURN.items()])), "in order"),
+    "turns": (pa.list_(pa.struct([(name, kind) for name, (kind, _) in TURN.items()])), "in order"),
     "more": (pa.string(), "JSON of what else the scenario records; null for nothing"),
 }
 _SCHEMA = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
@@ -60,19 +60,13 @@ def write_transcripts(folder: RunFolder, of_language: bool, target: Path) -> dic
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(found, _SCHEMA), path)
     if rows:
-        write_document(target / "schema.json", {"columns": dict(described(COLUMNS)), "turns": dict(described(_TURN))})
+        write_document(target / "schema.json", {"columns": described(COLUMNS), "turns": described(TURN)})
     return {split: len(found) for split, found in rows.items()}
 
 
-def described(columns: Mapping[str, tuple[pa.DataType, str]] | None = None) -> Iterator[tuple[str, dict[str, str]]]:
-    """(column, its type and what it is) of the data set; of a turn where those are given."""
-    for name, (kind, told) in (COLUMNS if columns is None else columns).items():
-        yield name, {"type": "list of turns" if name == "turns" else str(kind), "what": told}
-
-
-def turn_columns() -> Iterator[tuple[str, dict[str, str]]]:
-    """The same of an entry of `turns`."""
-    return described(_TURN)
+def described(columns: Mapping[str, tuple[pa.DataType, str]]) -> dict[str, dict[str, str]]:
+    """Column -> its type and what it is: of `COLUMNS`, or of `TURN`, the entries of `turns`."""
+    return {name: {"type": "list of turns" if name == "turns" else str(kind), "what": told} for name, (kind, told) in columns.items()}
 
 
 def _row(record: Mapping[str, Any], iteration: int, verdicts: Sequence[str]) -> dict[str, Any]:

@@ -4,23 +4,38 @@ Decisions that matter here:
 - a conversation is what the verifier hears: its own turns (all of a panel's) are the assistant's, all others' the user's. Each begins with
   the agent's name, and says its round and channel in `metadata`, private channels included;
 - scores are our definitions, one value each of accuracy, completeness, soundness and undecided. Completeness is of true claims alone, and
-  soundness of false ones: the others have NaN there, which Inspect leaves out of means. So its own `mean` gives our figures.
+  soundness of false ones: the others have NaN there, which Inspect leaves out of means. So its own `mean` gives our figures;
+- a sample of a log is a dialogue; an item that was tested several times has as many epochs. The figures of the log are those of
+  `evaluation.json`, computed by the same function from the same dialogues, with their intervals as metadata of the metrics;
+- what each agent was shown is not stored by a run, and made again from the dialogue. Tokens and times of calls are not in the log.
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.errors import require
-from nip_ray.play.dialogue import Chat, Dialogue, Turn
+from nip_ray.exports.game import Game, game_of, models_at, shown
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Turn, beginning, shape_chat
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, VERDICTS, Protocol
 from nip_ray.protocols.spec import TWO_VERDICTS
 from nip_ray.scenarios.language import LanguageScenarioKind
+from nip_ray.storage.folder import RunFolder
+from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
+from nip_ray.text.items import stored_items
+from nip_ray.text.parts import load_state
+from nip_ray.text.training.metrics import dialogue_record
+from nip_ray.version import __version__
 
 require("inspect_ai", "inspect")
 
+from inspect_ai import log as logs  # noqa: E402
+from inspect_ai.event import ModelEvent, SpanBeginEvent, SpanEndEvent  # noqa: E402
 from inspect_ai.model import (  # noqa: E402
     ChatMessage,
     ChatMessageAssistant,
@@ -28,6 +43,8 @@ from inspect_ai.model import (  # noqa: E402
     ChatMessageUser,
     ContentReasoning,
     ContentText,
+    GenerateConfig,
+    ModelConfig,
     ModelOutput,
 )
 from inspect_ai.scorer import Score  # noqa: E402
@@ -115,3 +132,114 @@ def _message(turn: Turn, number: int, verifiers: tuple[str, ...], model: str | N
     if turn.agent in verifiers or not verifiers:
         return ChatMessageAssistant(content=content, metadata=where, model=model)
     return ChatMessageUser(content=content, metadata=where)
+
+
+def log_of(folder: RunFolder, config: TextExperimentConfig, iteration: int) -> logs.EvalLog:
+    """The test of a run after `iteration`."""
+    game = game_of(config)
+    protocol = game.scenario.protocol
+    items = (stored_items(folder.path, game.kind) or {}).get("test", [])
+    dialogues = read_dialogues(rollout_file(folder.path, "test", iteration - 1), {item.id: item for item in items})
+    named, settings = models_at(folder, iteration), language_agents(config)
+    models = {agent: f"{settings[agent].provider}/{shown(named[group])}" for group, agents in groups(config).items() for agent in agents}
+    samples = list(_samples(game, items, dialogues, models, {a: (chat_shapes(config)[a], settings[a]) for a in models}))
+    record = dialogue_record(dialogues, protocol, groups=game.kind.groups)
+    environment = folder.read_json("environment.json") if (folder.path / "environment.json").is_file() else {}
+    created = environment.get("started", "1970-01-01T00:00:00+00:00")
+    state = load_state(folder)
+    about = {"run": config.name, "iteration": iteration, "seed": config.seed, "protocol": protocol.name, "scenario": config.scenario.name}
+    spec = logs.EvalSpec(
+        eval_id=f"{state.run_id}-{iteration:06d}",
+        run_id=state.run_id,
+        task_id=state.run_id,
+        created=created,
+        task=config.name,
+        dataset=logs.EvalDataset(
+            name=f"{config.scenario.name}, test",
+            samples=len({s.id for s in samples}),
+            sample_ids=list(dict.fromkeys(s.id for s in samples)),
+        ),
+        model=models[protocol.viewpoint],
+        model_roles={agent: ModelConfig(model=model) for agent, model in models.items()},
+        config=logs.EvalConfig(epochs=max((sample.epoch for sample in samples), default=1)),
+        packages={"nip_ray": environment.get("nip_ray", __version__)},
+        metadata=about,
+    )
+    results = logs.EvalResults(
+        total_samples=len(samples),
+        completed_samples=len(samples),
+        scores=_figures(record, protocol.agents, protocol.verifier is not None, len(samples)),
+        metadata={"evaluation": record},
+    )
+    plan = logs.EvalPlan(name="nip_ray", steps=[logs.EvalPlanStep(solver="nip_ray/play", params={"protocol": protocol.name})])
+    return logs.EvalLog(
+        status="success",
+        eval=spec,
+        plan=plan,
+        results=results,
+        stats=logs.EvalStats(started_at=created, completed_at=created),
+        samples=samples,
+    )
+
+
+def _samples(
+    game: Game, items: Sequence[Any], dialogues: Sequence[Dialogue], models: Mapping[str, str], asked: Mapping[str, Any]
+) -> Iterator[logs.EvalSample]:
+    protocol = game.scenario.protocol
+    places, epochs = {item.id: number for number, item in enumerate(items)}, Counter[Any]()
+    for dialogue in dialogues:
+        item = dialogue.item
+        epochs[item.id] += 1
+        outcome = outcome_of(dialogue, protocol)
+        judged = {} if protocol.verifier is None else {VERDICT: verdict_score(outcome)}
+        yield logs.EvalSample(
+            **sample_parts(game.kind, protocol, item, places[item.id]),
+            epoch=epochs[item.id],
+            messages=messages_of(dialogue, protocol, models),
+            output=output_of(dialogue, protocol, models),
+            scores={**judged, PAY: pay_score(outcome)},
+            events=list(_events(game.scenario, dialogue, models, asked)),
+            uuid=f"{item.id}-{epochs[item.id]}",
+        )
+
+
+def _events(scenario: LanguageScenario, dialogue: Dialogue, models: Mapping[str, str], asked: Mapping[str, Any]) -> Iterator[Any]:
+    """A span for each turn, and in it the call: what the agent was shown, and what it replied."""
+    for number, turns in enumerate(dialogue.rounds):
+        before = beginning(dialogue, number)
+        for turn in turns:
+            shape, own = asked[turn.agent]
+            place = f"{number + 1}-{turn.agent}"
+            told = {"agent": turn.agent, "round": number + 1, "retries": turn.retries, "invalid": turn.invalid}
+            yield SpanBeginEvent(id=place, span_id=place, name=f"{turn.agent}, round {number + 1}", metadata=told)
+            yield ModelEvent(
+                model=models[turn.agent],
+                role=turn.agent,
+                input=chat_messages(shape_chat(scenario.fenced_chat(before, turn.agent), shape)),
+                tools=[],
+                tool_choice="none",
+                config=GenerateConfig(max_tokens=own.reply_tokens, temperature=own.temperature, top_p=own.top_p),
+                output=ModelOutput.from_content(models[turn.agent], turn.raw, "max_tokens" if turn.truncated else "stop"),
+                span_id=place,
+            )
+            yield SpanEndEvent(id=place, span_id=place)
+
+
+def _figures(record: Mapping[str, Mapping[str, Any]], agents: Sequence[str], judged: bool, count: int) -> list[Any]:
+    """The means of the samples' scores, as `evaluation.json` has them."""
+    named = [(name, f"verifier/{name}", VERDICT) for name in FIGURES if judged] + [(agent, f"{agent}/return", PAY) for agent in agents]
+    return [
+        logs.EvalScore(
+            name=name,
+            scorer=scorer,
+            reducer="mean",
+            scored_samples=count,
+            metrics={
+                "mean": logs.EvalMetric(
+                    name="mean", value=record[key]["estimate"], metadata={part: record[key][part] for part in ("lower", "upper", "n")}
+                )
+            },
+        )
+        for name, key, scorer in named
+        if record[key]["estimate"] is not None
+    ]

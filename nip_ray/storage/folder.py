@@ -46,7 +46,7 @@ _BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.js
 
 _TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")
 _MENDED_BY = {"run.json": "remove it, and the run gets a new name", "state.json": "go back to a copy of the folder"}
-_LEFTOVER = re.compile(r"\..+\.tmp-(\d+)")
+_LEFTOVER = re.compile(r"\..+\.tmp-(\d{1,9})")
 
 
 class RunFolder:
@@ -416,21 +416,13 @@ def _row_sum(line: bytes) -> str:
 
 def _remove_leftovers(folder: Path) -> None:
     """What writers that are gone left half written."""
+    import psutil
+
     for entry in folder.rglob(".*.tmp-*"):
         match = _LEFTOVER.fullmatch(entry.name)
-        if match and not _is_alive(int(match[1])):
+        if match and not psutil.pid_exists(int(match[1])):
             with suppress(OSError):
                 entry.unlink()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _line(plain: dict[str, Any]) -> bytes:

@@ -3,8 +3,8 @@
 Decisions that matter here:
 - a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and nothing below it is looked at.
   Links to folders are not followed, so that no run stands twice and none outside; of a sweep its trials are listed, once;
-- of `metrics.jsonl` the end is read, and so much before it as it takes to find the last evaluation (`_MAX_TAIL` bytes at most). Damage
-  further up is found by whoever reads it all;
+- of `metrics.jsonl` the last `_MAX_TAIL` bytes are read, for the last row and the last evaluation. Damage further up is found by whoever
+  reads it all;
 - nothing is locked for longer than it takes to see whether somebody else has done so, and nothing is written.
 """
 
@@ -40,7 +40,7 @@ _RETURNS = ("/return", "/value", "/return_mean")
 _BEGUN = {LOCK, IDENTITY, "environment.json"}
 _SWEEP, _TRIALS = "sweep.yaml", "trials"
 _MAX_DEPTH = 6
-_BLOCK, _MAX_TAIL = 1 << 16, 1 << 19
+_MAX_TAIL = 1 << 19
 _MAX_DEEP = 100
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -92,24 +92,20 @@ class Listed:
 def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None] | None = None) -> list[Path]:
     """The run folders at or below `folder`, by name. depth: how many folders down. told: hears which folders cannot be read."""
     found: list[Path] = []
-    waiting = [(folder, depth)]
-    while waiting:
-        here, left = waiting.pop()
-        try:
-            with os.scandir(here) as scanned:
-                entries = sorted(scanned, key=lambda entry: entry.name)
-        except OSError as error:
-            if told is not None:
-                told(f"{here} cannot be read ({error.strerror}); left out")
-            continue
-        files = {entry.name for entry in entries if entry.is_file()}
+
+    def unread(error: OSError) -> None:
+        if told is not None:
+            told(f"{error.filename} cannot be read ({error.strerror}); left out")
+
+    for here, below, names in os.walk(folder, onerror=unread):
+        path, files = Path(here), set(names)
         if METRICS in files or (CONFIG in files and files & _BEGUN):
-            found.append(here)
-        elif left:
-            below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
-            if _SWEEP in files:
-                below = [name for name in below if name == _TRIALS]
-            waiting += [(here / name, left - 1) for name in below]
+            found.append(path)
+            below.clear()
+        elif len(path.relative_to(folder).parts) >= depth:
+            below.clear()
+        else:
+            below[:] = [name for name in below if not name.startswith(".") and (_SWEEP not in files or name == _TRIALS)]
     return sorted(found)
 
 
@@ -209,29 +205,20 @@ def _depth(text: str) -> int:
 @lru_cache(maxsize=4096)
 def _tail(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], tuple[str, float | None], str]:
     """(last row, headline, what is wrong) of the rows at `path`; a torn last line is as good as none."""
-    end, data = mark[1], b""
-    last: dict[str, Any] | None = None
+    start = max(0, mark[1] - _MAX_TAIL)
     try:
         with path.open("rb") as file:
-            while end > 0 and len(data) < _MAX_TAIL:
-                start = max(0, end - _BLOCK)
-                file.seek(start)
-                data, end = file.read(end - start) + data, start
-                whole = data[0 if end == 0 else data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
-                if not whole:
-                    continue
-                lines = whole.splitlines()
-                if last is None:
-                    last = _row(lines[-1])
-                    if last is None:
-                        return {}, ("", None), f"the last line of {METRICS} is damaged"
-                tested = next((row for line in reversed(lines) if b'"eval' in line and (row := _row(line))), None)
-                if tested is not None:
-                    found = headline_of(tested)
-                    return last, found if found[0].startswith("eval") else headline_of(last), ""
+            file.seek(start)
+            data = file.read(mark[1] - start)
     except OSError as error:
         return {}, ("", None), f"{METRICS} cannot be read ({error.strerror})"
-    return last or {}, headline_of(last or {}), ""
+    lines = data[data.find(b"\n") + 1 if start else 0 : data.rfind(b"\n") + 1].splitlines()
+    last = _row(lines[-1]) if lines else {}
+    if last is None:
+        return {}, ("", None), f"the last line of {METRICS} is damaged"
+    tested = next((row for line in reversed(lines) if b'"eval' in line and (row := _row(line))), {})
+    found = headline_of(tested)
+    return last, found if found[0].startswith("eval") else headline_of(last), ""
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from nip_ray.errors import UserError
 from nip_ray.storage.folder import CONFIG
@@ -37,6 +37,7 @@ _ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _CHECKPOINT = re.compile(r"checkpoints/(\d{6,})/.+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+_NOT_IN_PATH = re.compile(rf"{_CONTROL.pattern}|[?#]")
 _HINT = "write s3://BUCKET/PATH, gs://BUCKET/PATH or file:///PATH"
 _CONNECT_S, _ANSWER_S = 5.0, 15.0  # of one attempt; there are three
 _CHUNK = 64 * 2**20  # bytes
@@ -69,28 +70,19 @@ def is_mirror(source: Path | str) -> bool:
 
 def place_of(source: Path | str, what: str) -> Place:
     """The place that an address names. Raises UserError, for `what`, for any other text; it does not repeat what may hold a secret."""
-    if _CONTROL.search(str(source)):
-        raise UserError(f"{what}: the address has backslashes or control characters in it; {_HINT}")
     text = _ONE_SLASH.sub(lambda match: f"{match[1]}://" + ("/" if match[1] == "file" else ""), str(source), count=1)
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        raise UserError(f"{what}: is no address of a folder; {_HINT}") from None
-    if "@" in parts.netloc or (":" in parts.netloc and parts.scheme != "file"):
-        raise UserError(f"{what}: the address has credentials (or a port) in it; they come from the environment: {_HINT}")
-    if "?" in text or "#" in text:
-        raise UserError(f"{what}: the address has a ? or # in it; it is a bucket and a path only: {_HINT}")
-    if parts.scheme not in FILE_SYSTEMS:
-        kind = f"the scheme {parts.scheme!r} is unknown" if "://" in text else "it has no scheme"
-        raise UserError(f"{what}: {kind}; {_HINT}")
-    path = unquote(parts.path).strip("/") if parts.scheme == "file" else parts.path.strip("/")
-    if (parts.scheme == "file") == bool(parts.netloc):
-        missing = "file: takes a path without a host" if parts.netloc else "the bucket is missing"
-        raise UserError(f"{what}: {missing}; {_HINT}")
-    if path and any(part in ("", ".", "..") for part in path.split("/")):
-        raise UserError(f"{what}: the path has empty parts or dots for parts; {_HINT}")
-    whole = f"/{path}" if parts.scheme == "file" else f"{parts.netloc}/{path}"
-    return Place(parts.scheme, whole.rstrip("/"), text.rstrip("/"))
+    scheme, found, rest = text.partition("://")
+    bucket, _, path = rest.partition("/")
+    if not found or scheme not in FILE_SYSTEMS:
+        fault = f"the scheme {scheme!r} is unknown" if found and scheme.isalnum() else "it has no scheme"
+        raise UserError(f"{what}: {fault}; {_HINT}")
+    if not (re.fullmatch(r"[\w.-]+", bucket) if scheme != "file" else bucket == ""):
+        name = "file: takes a path without a host" if scheme == "file" else "the bucket is missing, or no name of one"
+        raise UserError(f"{what}: {name}; credentials (and a port) come from the environment: {_HINT}")
+    path = (unquote(path) if scheme == "file" else path).strip("/")
+    if _NOT_IN_PATH.search(rest) or (path and any(part in ("", ".", "..") for part in path.split("/"))):
+        raise UserError(f"{what}: the path has empty parts, dots for parts, ? or #, backslashes or control characters in it; {_HINT}")
+    return Place(scheme, f"{bucket}/{path}".rstrip("/"), text.rstrip("/"))
 
 
 def check_library(place: Place, what: str) -> None:

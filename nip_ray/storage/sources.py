@@ -115,9 +115,7 @@ def _fetch(source: str, into: Path) -> Path:
     """Fetch into a new folder in `into`."""
     from nip_ray.storage.wandb_source import fetch
 
-    folder = into / "run"
-    folder.mkdir()
-    found = fetch(source, folder)
+    found = fetch(source, into)
     if not (found / CONFIG).is_file():
         raise UserError(f"{source}: holds no {CONFIG}, so it is of no run of nip-ray; name one called config-RUNID or checkpoint-RUNID")
     return found

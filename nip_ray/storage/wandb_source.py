@@ -3,13 +3,12 @@
 Decisions that matter here:
 - files are fetched, never read: nothing is unpickled or executed, and whoever reads them checks them as if a stranger had made them;
 - what an artifact merely points at (a bucket, a local path) is refused: fetching it would read whatever the address says;
-- the folder appears once everything is in it and every checksum has been compared.
+- what is returned has had every checksum compared. Who asks gives a folder of its own, and removes it where nothing is returned.
 """
 
 import importlib.util
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -27,11 +26,12 @@ _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
 def fetch(source: str, into: Path) -> Path:
-    """Download the artifact `source`, "wandb:ENTITY/PROJECT/NAME:VERSION", to the folder `into`, which is made; returns `into`.
+    """Download the artifact `source`, "wandb:ENTITY/PROJECT/NAME:VERSION", into the new folder `into`/run; returns that. What the library
+    keeps for itself lies beside it.
 
     VERSION: "v3", or an alias as in "latest" or "iteration-50". NAME: of what a run of ours keeps, checkpoint-RUN_ID, transcripts-RUN_ID or
-    config-RUN_ID. Raises UserError when `source` is misspelt, the library or a key is missing, there is no such artifact, `into` holds
-    something already, or the files cannot be fetched or are damaged.
+    config-RUN_ID. Raises UserError when `source` is misspelt, the library or a key is missing, there is no such artifact, or the files
+    cannot be fetched or are damaged.
     """
     match = _SOURCE.fullmatch(source)
     if match is None:
@@ -40,35 +40,22 @@ def fetch(source: str, into: Path) -> Path:
         )
     require_library(source)
     require_key(f"{source} is to be fetched", "or download it elsewhere and give the folder")
-    if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UserError(f"{into} holds something already; {source} needs a new or empty folder")
-    into.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".fetching-", dir=into.parent.absolute(), ignore_cleanup_errors=True) as aside:
-        with kept_in(Path(aside) / "library"):
-            _download(source, match[1], Path(aside) / "files")
-        if into.exists():
-            into.rmdir()
-        (Path(aside) / "files").replace(into)
-    return into
-
-
-def _download(source: str, name: str, folder: Path) -> None:
-    """Everything in the artifact `name`, its checksums compared."""
-    artifact = _artifact(source, name)
-    try:
+    folder = into / "run"
+    with kept_in(into / "library"):
+        artifact = _artifact(source, match[1])
         for entry in artifact.manifest.entries.values():
             if entry.ref is not None:
                 hint = "nip_ray fetches artifacts that hold their files themselves"
                 raise UserError(f"{source}: {entry.path} only points at {entry.ref}; {hint}")
             if (path := PurePosixPath(entry.path)).is_absolute() or ".." in path.parts or "\\" in entry.path:
                 raise UserError(f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's")
-        folder.mkdir(parents=True)
-        artifact.download(root=str(folder), skip_cache=True)
-        artifact.verify(root=str(folder))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{source} cannot be fetched: {one_line(error)}") from None
+        try:
+            folder.mkdir()
+            artifact.download(root=str(folder), skip_cache=True)
+            artifact.verify(root=str(folder))
+        except Exception as error:
+            raise UserError(f"{source} cannot be fetched: {one_line(error)}") from None
+    return folder
 
 
 def _artifact(source: str, name: str) -> Any:

@@ -256,18 +256,15 @@ def _last_line(text: str) -> str:
 
 
 def _copy_best(folder: Path, summary: Summary) -> None:
-    """The best trial's run folder under `best/`: what it was before is replaced in one step."""
+    """The best trial's run folder under `best/`, in the place of an earlier one."""
     best = summary.best_trial
     if best is None or best.run_dir is None:
         return
-    aside, final, old = folder / ".best.new", folder / BEST, folder / ".best.old"
-    for path in (aside, old):
-        shutil.rmtree(path, ignore_errors=True)
+    aside, final = folder / ".best.new", folder / BEST
+    shutil.rmtree(aside, ignore_errors=True)
     shutil.copytree(best.run_dir, aside, ignore=shutil.ignore_patterns(".*"))
-    if final.exists():
-        final.rename(old)
+    shutil.rmtree(final, ignore_errors=True)
     aside.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- parts

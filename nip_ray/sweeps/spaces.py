@@ -94,7 +94,13 @@ def parse_space(key: str, value: Any) -> Space | None:
     if not isinstance(value, Mapping):
         return None
     if not looks_like_space(value):
-        _refuse_misspelt(key, value)
+        for name, item in value.items() if len(value) == 1 else ():
+            if name in KINDS and isinstance(item, _SCALARS):
+                wanted = ", ".join(KINDS[name].arguments) or "values"
+                raise UserError(f"{key}.{name}: got {_show(item)}, expected a list of {wanted}")
+            near = difflib.get_close_matches(str(name).lower(), KINDS, 1, _NEAR)
+            if near and name not in KINDS and isinstance(item, list | tuple):
+                raise UserError(f"{key}.{name}: no kind of search space, did you mean {near[0]}?")
         return None
     if len(value) > 1:
         raise UserError(f"{key}: got the keys {', '.join(map(str, value))}, expected one search space alone, {{kind: [...]}}")
@@ -104,19 +110,6 @@ def parse_space(key: str, value: Any) -> Space | None:
     for fault in faults:
         raise UserError(f"{key}.{kind}: {fault}")
     return Space(kind, arguments)
-
-
-def _refuse_misspelt(key: str, value: Mapping[str, Any]) -> None:
-    for name, item in value.items() if len(value) == 1 else ():
-        if name in KINDS and isinstance(item, _SCALARS):
-            raise UserError(f"{key}.{name}: got {_show(item)}, expected a list of {_wanted(name)}")
-        near = difflib.get_close_matches(str(name).lower(), KINDS, 1, _NEAR)
-        if near and name not in KINDS and isinstance(item, list | tuple):
-            raise UserError(f"{key}.{name}: no kind of search space, did you mean {near[0]}?")
-
-
-def _wanted(kind: str) -> str:
-    return ", ".join(KINDS[kind].arguments) or "values"
 
 
 def _listed_faults(values: Sequence[Any]) -> list[str]:
@@ -152,13 +145,11 @@ def _range_faults(kind: Kind, numbers: Sequence[Any]) -> list[str]:
         return [f"got {_show(list(numbers))}, expected the lowest value before the highest"]
     if kind.log and first <= 0:
         return [f"got {first} as the lowest value, expected a number > 0 (it has a logarithm)"]
-    return _step_faults(first, second, numbers[2]) if kind.quantised else []
-
-
-def _step_faults(lowest: float, highest: float, step: float) -> list[str]:
-    if step <= 0:
+    if not kind.quantised:
+        return []
+    if (step := numbers[2]) <= 0:
         return [f"got a step of {step}, expected a number > 0"]
-    for end in (lowest, highest):
+    for end in (first, second):
         if not math.isclose(end / step, round(end / step), rel_tol=1e-9, abs_tol=1e-9):
             return [f"got {end} with a step of {step}, expected a multiple of the step"]
     return []
@@ -220,16 +211,7 @@ def to_tune(space: Space, *, grid: bool = True) -> Any:
     if space.listed:
         values = [_encoded(space, value) for value in space.arguments]
         return tune.grid_search(values) if space.kind == "grid" and grid else tune.choice(values)
-    made = {
-        "uniform": tune.uniform,
-        "quniform": tune.quniform,
-        "loguniform": tune.loguniform,
-        "qloguniform": tune.qloguniform,
-        "randint": tune.randint,
-        "lograndint": tune.lograndint,
-        "randn": tune.randn,
-    }
-    return made[space.kind](*space.arguments)
+    return getattr(tune, space.kind)(*space.arguments)  # it has functions of these names
 
 
 def to_pbt(space: Space) -> Any:

@@ -158,7 +158,10 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
         raise UserError(f"no sweep, for it has neither a search space nor the key sweep; {advice}")
     settings = SweepSettings()
     try:
-        settings = _settings(data.get(SWEEP))
+        given = {} if data.get(SWEEP) is None else data[SWEEP]
+        if not isinstance(given, Mapping):
+            raise UserError(f"{SWEEP}: got {given!r:.60}, expected mapping")
+        settings = settings_from(with_tags(given, SweepSettings), SweepSettings, f"{SWEEP}.")
     except UserError as error:
         faults.extend(error.args)
     faults += _case_faults(settings.cases, spaces)
@@ -284,17 +287,6 @@ def _lay_over(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
 def _setting(values: Mapping[str, Any]) -> str:
     text = ", ".join(f"{key} = {value}" for key, value in values.items())
     return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-# ----------------------------------------------------------------------------------------------------------- settings
-
-
-def _settings(data: Any) -> SweepSettings:
-    """What stands under `sweep`. Raises UserError that lists every fault."""
-    data = {} if data is None else data
-    if not isinstance(data, Mapping):
-        raise UserError(f"{SWEEP}: got {data!r:.60}, expected mapping")
-    return settings_from(with_tags(data, SweepSettings), SweepSettings, f"{SWEEP}.")
 
 
 # -------------------------------------------------------------------------------------------------------------- rules

@@ -120,7 +120,11 @@ def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary
     place = {index: rank for rank, index in enumerate(order, 1)}
     ranked = tuple(replace(one, rank=place[i]) for i, one in enumerate(unranked))
     best = next((one for one in ranked if one.rank == 1 and known(one) is not None), None)
-    best_trial = None if best is None else _best_trial(best, settings.metric, sign)
+    best_trial = None
+    if best is not None:  # among those that ran to their end, or among all where none did
+        figures = [(trial, x) for trial in best.trials if (x := figure_of(trial, settings.metric)) is not None]
+        done = [pair for pair in figures if pair[0].status == "done"]
+        best_trial = max(done or figures, key=lambda pair: sign * pair[1])[0]
     seconds = sum(trial.seconds for trial in trials)
     return Summary(settings.metric, settings.mode, ranked, best, best_trial, _note(best, ranked, settings.mode), _counted(trials), seconds)
 
@@ -263,13 +267,6 @@ def _merit(setting: SettingSummary, sign: int) -> tuple[int, float]:
     return (tier, -sign * figure)
 
 
-def _best_trial(best: SettingSummary, metric: str, sign: int) -> TrialRecord:
-    """The setting's best trial among those that ran to their end, or among all where none did."""
-    figures = [(trial, x) for trial in best.trials if (x := figure_of(trial, metric)) is not None]
-    done = [pair for pair in figures if pair[0].status == "done"]
-    return max(done or figures, key=lambda pair: sign * pair[1])[0]
-
-
 def _counted(trials: Sequence[TrialRecord]) -> dict[str, int]:
     found = Counter(trial.status for trial in trials)
     return {status: found[status] for status in STATUSES if found[status]}
@@ -289,24 +286,15 @@ def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode:
             f"The best of {len(compared)} settings is chosen by the metrics shown here, so its score is selection-biased; "
             "re-train with fresh seeds for an unbiased one."
         )
-        notes += [*_ties(best, compared), *_rivals(best, compared, mode)]
+        same = sum(one is not best and one.complete == best.complete and known(one) == known(best) for one in compared)
+        if same:  # then the best is only the first of them
+            notes.append(f"{same} other{'' if same == 1 else 's'} {'has' if same == 1 else 'have'} the very same figure.")
+        sign = 1 if mode == "max" else -1
+        worst = min((sign * x for x in best.figures), default=math.inf)
+        near = sum(any(sign * x >= worst for x in one.figures) for one in compared if one is not best)
+        if near and len(best.figures) > 1:
+            has = "1 other setting has a seed" if near == 1 else f"{near} other settings have a seed"
+            notes.append(f"{has} at least as good as its worst.")
     if len(best.figures) == 1:
         notes.append("There is one seed, which says nothing of what another would give.")
     return " ".join(notes)
-
-
-def _ties(best: SettingSummary, compared: Sequence[SettingSummary]) -> list[str]:
-    """Others with the very same figure: then the best is only the first of them."""
-    same = sum(one is not best and one.complete == best.complete and known(one) == known(best) for one in compared)
-    return [f"{same} other{'' if same == 1 else 's'} {'has' if same == 1 else 'have'} the very same figure."] if same else []
-
-
-def _rivals(best: SettingSummary, compared: Sequence[SettingSummary], mode: str) -> list[str]:
-    """How many others have a seed that is at least as good as the best setting's worst."""
-    if len(best.figures) < 2:
-        return []
-    sign = 1 if mode == "max" else -1
-    worst = min(sign * x for x in best.figures)
-    near = sum(any(sign * x >= worst for x in one.figures) for one in compared if one is not best)
-    has = "1 other setting has a seed" if near == 1 else f"{near} other settings have a seed"
-    return [f"{has} at least as good as its worst."] if near else []

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, NamedTuple
@@ -58,6 +59,10 @@ class Mark(NamedTuple):
     size: int
     changed_ns: int
     number: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> "Mark":
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 class NotOurs(Exception):
@@ -116,8 +121,12 @@ class _Mirror:
                 say(f"warning: tracker mirror failed and is left alone from here on ({error}); the run continues")
                 return
             except Exception as error:  # of the network, the store, the disk: never the run's
-                more = False
-                self._failed(error, last)
+                more, reason = False, one_line(error)
+                if not self._fault and not last:
+                    again = f"the run continues, and it is tried again every {self._interval_s:g} s"
+                    say(f"warning: tracker mirror: {self._copier.place.url} cannot be written ({reason}); {again}")
+                self._fault = reason
+                self._ask(time.monotonic() + self._interval_s)
             else:
                 if self._fault:
                     say(f"tracker mirror: {self._copier.place.url} is up to date again")
@@ -127,25 +136,13 @@ class _Mirror:
             if more:
                 self._ask(0.0)
 
-    def _failed(self, error: Exception, last: bool) -> None:
-        if not self._fault and not last:
-            again = f"the run continues, and it is tried again every {self._interval_s:g} s"
-            say(f"warning: tracker mirror: {self._copier.place.url} cannot be written ({one_line(error)}); {again}")
-        self._fault = one_line(error)
-        self._ask(time.monotonic() + self._interval_s)
-
 
 class Copier:
-    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the run continues from.
-
-    `_there` is what the store has, as far as is known: name -> the state of our file that it has (None: anything).
-    """
+    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the run continues from."""
 
     def __init__(self, run_dir: Path, place: Place, run_id: str, resumed_from: int) -> None:
         self.place = place
         self._run_dir, self._run_id, self._resumed_from = run_dir, run_id, resumed_from
-        self._store: Store | None = None
-        self._there: dict[str, Mark | None] | None = None
 
     def copy(self) -> bool:
         """One pass. Returns whether the folder changed under it so that another one is due at once.
@@ -154,46 +151,48 @@ class Copier:
         """
         if not (self._run_dir / CONFIG).is_file():
             raise OSError(f"{self._run_dir} has no {CONFIG} any more; its copy is left as it is")
-        checkpoints = _settled(self._run_dir, checkpoints=True)
-        store = self._store = self._store or Store(self.place)
-        there = self._there = self._there if self._there is not None else self._found(store, checkpoints)
+        checkpoints, there = _settled(self._run_dir, checkpoints=True), self._there
         finished = {number: names for number, names in by_checkpoint(checkpoints).items() if manifest_of(number) in names}
         behind = sorted((n for n in finished if any(there.get(name) != checkpoints[name] for name in finished[n])), reverse=True)
-        self._forget(store, there, [number for number in by_checkpoint(there) if number > max(finished, default=-1)])
+        self._forget([number for number in by_checkpoint(there) if number > max(finished, default=-1)])
         with ExitStack() as held:
             files = self._held(finished[behind[0]], held) if behind else None
-            plain = self._put_plain(store, there)  # now that it is held: rows may be newer than it, never older
-            whole = not behind or self._put_checkpoint(store, there, behind[0], files)
+            plain = self._put_plain()  # now that it is held: rows may be newer than it, never older
+            whole = not behind or self._put_checkpoint(behind[0], files)
         for number in behind[1:]:
             with ExitStack() as held:
-                whole &= self._put_checkpoint(store, there, number, self._held(finished[number], held))
+                whole &= self._put_checkpoint(number, self._held(finished[number], held))
         if whole:  # else the newest there may be one of those that are to go
-            self._forget(store, there, [number for number in by_checkpoint(there) if number not in finished])
+            self._forget([number for number in by_checkpoint(there) if number not in finished])
             for name in [name for name in there if name not in plain and checkpoint_of(name) is None]:
-                store.remove(name)
-                there.pop(name)
+                self._remove(name)
         return not whole
 
-    def _found(self, store: Store, checkpoints: Mapping[str, Mark]) -> dict[str, Mark | None]:
-        """What an earlier process left there: the state of each file, where it is known to be that of ours."""
-        sizes = store.files()
-        self._refuse_strangers(store, sizes)
+    @cached_property
+    def _store(self) -> Store:
+        return Store(self.place)
+
+    @cached_property
+    def _there(self) -> dict[str, Mark | None]:
+        """What the store has, as far as is known: name -> the state of our file that it has (None: anything)."""
+        sizes = self._store.files()
+        self._refuse_strangers(sizes)
         found: dict[str, Mark | None] = {name: None for name in sizes if _OURS.fullmatch(name) or (self._run_dir / name).exists()}
+        checkpoints = _settled(self._run_dir, checkpoints=True)
         for number, names in by_checkpoint(checkpoints).items():
             manifest = manifest_of(number)
             same = manifest in sizes and all(sizes.get(name) == checkpoints[name].size for name in names)
-            if same and store.read(manifest) == (self._run_dir / manifest).read_bytes():  # which has the sums of the others
+            if same and self._store.read(manifest) == (self._run_dir / manifest).read_bytes():  # which has the sums of the others
                 found |= {name: checkpoints[name] for name in names}
         return found
 
-    def _refuse_strangers(self, store: Store, sizes: Mapping[str, int]) -> None:
+    def _refuse_strangers(self, sizes: Mapping[str, int]) -> None:
         url = self.place.url
-        if sizes and IDENTITY not in sizes:
-            raise NotOurs(f"{url} holds something else already; name another {KEY}, or empty it")
         if not sizes:
             return
-        theirs = _read_json(store.read(IDENTITY)).get("run_id")
-        if theirs != self._run_id:
+        if IDENTITY not in sizes:
+            raise NotOurs(f"{url} holds something else already; name another {KEY}, or empty it")
+        if _read_json(self._store.read(IDENTITY)).get("run_id") != self._run_id:
             raise NotOurs(f"{url} is the copy of another run of this name; name another {KEY}, or remove it")
         own = _read_json((self._run_dir / OWN).read_bytes()) if (self._run_dir / OWN).is_file() else {}
         known = max(self._resumed_from, own["iteration"] if own.get("url") == url and type(own.get("iteration")) is int else 0)
@@ -208,44 +207,53 @@ class Copier:
         except FileNotFoundError:
             return None
 
-    def _put_checkpoint(self, store: Store, there: dict[str, Mark | None], number: int, files: Mapping[str, BinaryIO] | None) -> bool:
+    def _put_checkpoint(self, number: int, files: Mapping[str, BinaryIO] | None) -> bool:
         """A checkpoint's files, the manifest last; one that it replaces loses its manifest first. False without `files`."""
         if files is None:
             return False
         manifest = manifest_of(number)
-        if manifest in there:
-            store.remove(manifest)
-            there.pop(manifest)
+        self._remove(manifest)
         for name in sorted(files, key=lambda name: (name == manifest, name)):
-            _put(store, there, name, files[name])
-        newest = max(number for number in by_checkpoint(there) if manifest_of(number) in there)
+            self._put(name, files[name])
+        newest = max(number for number in by_checkpoint(self._there) if manifest_of(number) in self._there)
         write_atomically(self._run_dir / OWN, json.dumps({"url": self.place.url, "iteration": newest}).encode())
         return True
 
-    def _put_plain(self, store: Store, there: dict[str, Mark | None]) -> dict[str, Mark]:
+    def _put_plain(self) -> dict[str, Mark]:
         """Everything but checkpoints: whose copy it is first, where a run without checkpoints stands last. Returns what there is."""
         with ExitStack() as held:
             state = self._held([STATE], held) or {}  # before the others: they may be newer than it, never older
             plain = _settled(self._run_dir, checkpoints=False)
             for name in sorted(plain, key=lambda name: (name != IDENTITY, name != CONFIG, name)):
-                if name not in state and there.get(name) != plain[name]:
+                if name not in state and self._there.get(name) != plain[name]:
                     with ExitStack() as opened:
                         for file in (self._held([name], opened) or {}).values():  # none if it was removed: the next pass sees that
-                            _put(store, there, name, file)
+                            self._put(name, file)
             for name, file in state.items():
-                _put(store, there, name, file)
+                self._put(name, file)
         return plain
 
-    def _forget(self, store: Store, there: dict[str, Mark | None], numbers: list[int]) -> None:
+    def _put(self, name: str, file: BinaryIO) -> None:
+        """Copy a file, unless this state of it is there."""
+        stat = os.fstat(file.fileno())  # before it is read: what is appended meanwhile is copied next time
+        if self._there.get(name) != Mark.of(stat):
+            self._store.put(name, file)
+            self._there[name] = Mark.of(stat)
+
+    def _remove(self, name: str) -> None:
+        """Remove a file there, if there is one."""
+        if name in self._there:
+            self._store.remove(name)
+            self._there.pop(name)
+
+    def _forget(self, numbers: list[int]) -> None:
         """Remove checkpoints there, each by its manifest first: one that is half removed counts as none."""
-        names = by_checkpoint(there)
+        names = by_checkpoint(self._there)
         for number in numbers:
-            if manifest_of(number) in there:
-                store.remove(manifest_of(number))
-                there.pop(manifest_of(number))
-            store.remove_folder(manifest_of(number).rpartition("/")[0])
+            self._remove(manifest_of(number))
+            self._store.remove_folder(manifest_of(number).rpartition("/")[0])
             for name in names[number]:
-                there.pop(name, None)
+                self._there.pop(name, None)
 
 
 def files_of(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
@@ -265,7 +273,7 @@ def files_of(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
         for name in names:
             stat = os.lstat(os.path.join(folder, name)) if not name.startswith(".") else None
             if stat is not None and S_ISREG(stat.st_mode):  # a link may lead anywhere
-                found[os.path.relpath(os.path.join(folder, name), run_dir)] = _mark(stat)
+                found[os.path.relpath(os.path.join(folder, name), run_dir)] = Mark.of(stat)
     return found
 
 
@@ -287,18 +295,6 @@ def by_checkpoint(names: Mapping[str, Any]) -> dict[int, list[str]]:
         if number is not None:
             found.setdefault(number, []).append(name)
     return found
-
-
-def _put(store: Store, there: dict[str, Mark | None], name: str, file: BinaryIO) -> None:
-    """Copy a file, unless this state of it is there."""
-    mark = _mark(os.fstat(file.fileno()))  # before it is read: what is appended meanwhile is copied next time
-    if there.get(name) != mark:
-        store.put(name, file)
-        there[name] = mark
-
-
-def _mark(stat: os.stat_result) -> Mark:
-    return Mark(stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 def _read_json(content: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from nip_ray.tracking.base import RunInfo, Tracker, numbers
@@ -91,7 +92,10 @@ class _RayMetrics(Tracker):
 
     def _record(self, name: str, metric: RayMetric, value: float, tags: dict[str, str]) -> None:
         if name not in self._made:
-            self._made[name] = _make(name, metric)
+            from ray.util.metrics import Counter, Gauge, Histogram
+
+            kind = {"gauge": Gauge, "counter": Counter, "histogram": partial(Histogram, boundaries=list(SECONDS))}[metric.kind]
+            self._made[name] = kind(name, metric.description, tag_keys=metric.tags)
         made = self._made[name]
         if metric.kind == "gauge":
             made.set(value, tags=tags)
@@ -99,11 +103,3 @@ class _RayMetrics(Tracker):
             made.observe(value, tags=tags)
         elif value > 0:
             made.inc(value, tags=tags)
-
-
-def _make(name: str, metric: RayMetric) -> Any:
-    from ray.util.metrics import Counter, Gauge, Histogram
-
-    if metric.kind == "histogram":
-        return Histogram(name, metric.description, boundaries=list(SECONDS), tag_keys=metric.tags)
-    return {"gauge": Gauge, "counter": Counter}[metric.kind](name, metric.description, tag_keys=metric.tags)

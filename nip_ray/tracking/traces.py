@@ -6,8 +6,8 @@ Decisions that matter here:
 - a stage is the root of a trace, with its dialogues below it and their calls below those, whichever process holds them. Names are those of
   OpenTelemetry's conventions for generative AI; what these have no name for begins with `nip_ray.`;
 - calls have spans of ours, not of `opentelemetry-instrumentation-openai-v2`: that wraps `chat.completions.create`, which our client does
-  not use, knows nothing of local models, agents and costs, and sends texts without taking secrets out of them;
-- a call that is answered from the records is no call and has no span; a job has one when it is over, from its first submission on;
+  not use, knows nothing of local models, agents and costs, and sends texts without taking secrets out of them. A call that is answered
+  from the records has no span; a job has one when it is over, from its first submission on;
 - what was said is sent on request only, and then without secrets. Keys come from the environment ($OTEL_EXPORTER_OTLP_HEADERS);
 - a collector that is away costs one warning and no waiting: spans leave in a thread, and what it cannot get rid of is dropped.
 """

@@ -123,8 +123,8 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 def last_step(folder: Path) -> int:
     """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; 0 if there is none."""
-    steps = [step for file in sorted(folder.glob("offline-run-*/*.wandb")) for record in records(file) if (step := _step(record))]
-    return max(steps, default=0)
+    found = (record for file in folder.glob("offline-run-*/*.wandb") for record in records(file))
+    return max((record.history.step.num for record in found if record.WhichOneof("record_type") == "history"), default=0)
 
 
 def records(file: Path) -> Iterator[Any]:
@@ -157,7 +157,3 @@ def _chunks(data: bytes) -> Iterator[bytes]:
         parts = data[begin:place] if kind in (_FULL, _FIRST) else parts + data[begin:place]
         if kind in (_FULL, _LAST):
             yield parts
-
-
-def _step(record: Any) -> int:
-    return record.history.step.num if record.WhichOneof("record_type") == "history" else 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nip_ray.cluster.doctor import Finding
-from nip_ray.cluster.doctor_access import Listener, exposed, listeners
+from nip_ray.cluster.doctor_access import mend_of_exposed
 from tests.cluster.test_doctor import check, everything_below, told
 
 
@@ -166,38 +166,41 @@ def process_that_listens(script: Path, host: str, mode: str, name: str | None = 
         process.communicate(timeout=120)
 
 
-def notes_on(port: int) -> list[Finding]:
-    return [finding for finding in check("ports") if finding.status != "ok" and f":{port} " in finding.what]
+def on_port(port: int) -> list[Finding]:
+    """What is told of a port: that somebody listens there, then what is wrong with it."""
+    return [finding for finding in check("ports") if f":{port} " in finding.what]
 
 
 def test_a_dashboard_that_other_machines_can_reach_is_noted_with_its_port(tmp_path: Path) -> None:
     script = tmp_path / "ray" / "dashboard" / "dashboard.py"
-    with process_that_listens(script, "0.0.0.0", "disabled") as port:
-        [found] = notes_on(port)
-        assert "they can run programs as you" in found.what
-        assert "127.0.0.1" in found.mend
-    assert not notes_on(port)
-    with process_that_listens(script, "0.0.0.0", "token") as port:
-        [found] = notes_on(port)
-        assert "they can run programs as you" not in found.what
+    for mode in ("disabled", "token"):
+        with process_that_listens(script, "0.0.0.0", mode) as port:
+            told, noted = on_port(port)
+            assert (told.status, noted.status) == ("ok", "note")
+            assert ("they can run programs as you" in noted.what) == (mode == "disabled")
+            assert "127.0.0.1" in noted.mend
+        assert not on_port(port)
 
 
 def test_a_ray_without_tokens_that_other_machines_can_reach_is_noted(tmp_path: Path) -> None:
     with process_that_listens(tmp_path / "x.py", "0.0.0.0", "disabled", name="/opt/gcs_server") as port:
-        [found] = notes_on(port)
-        assert "RAY_AUTH_MODE=token" in found.mend
+        assert "RAY_AUTH_MODE=token" in on_port(port)[1].mend
     with process_that_listens(tmp_path / "x.py", "0.0.0.0", "token", name="/opt/gcs_server") as port:
-        assert not notes_on(port)
-        assert port in [one.port for one in listeners()]
-
-
-def test_other_peoples_servers_are_none_of_ours(tmp_path: Path) -> None:
+        assert [found.status for found in on_port(port)] == ["ok"]
     with process_that_listens(tmp_path / "server.py", "0.0.0.0", "disabled") as port:
-        assert port not in [one.port for one in listeners()]
+        assert not on_port(port), "a server that is none of ours"
 
 
-def test_figures_of_a_dashboard_that_stays_at_home_are_not_the_dashboard() -> None:
-    figures = Listener(0, 1, 44227, "dashboard", "0.0.0.0", False, told="127.0.0.1")
-    pages = Listener(0, 2, 8265, "dashboard", "::", False, told="::")
-    mapped = Listener(0, 3, 8265, "dashboard", "::ffff:127.0.0.1", False, told="localhost")
-    assert [len(list(exposed(one))) for one in (figures, pages, mapped)] == [0, 1, 0]
+@pytest.mark.parametrize(
+    ("role", "host", "asks", "is_exposed"),
+    [
+        ("dashboard", "0.0.0.0", "127.0.0.1", False),  # its figures for Prometheus
+        ("dashboard", "::", "::", True),
+        ("dashboard", "::ffff:127.0.0.1", "localhost", False),
+        ("serve proxy", "0.0.0.0", "", True),
+        ("serve proxy", "::", "", False),
+        ("nip-ray", "0.0.0.0", "", False),
+    ],
+)
+def test_which_servers_are_exposed(role: str, host: str, asks: str, is_exposed: bool) -> None:
+    assert bool(mend_of_exposed(role, host, asks, tokens=False)) == is_exposed

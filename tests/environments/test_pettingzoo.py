@@ -67,7 +67,9 @@ def scripted(config: ExperimentConfig, count: int) -> tuple[Rollout, dict[str, A
     return rollout, rows, {agent: single.layouts[agent].join(dict(row.action)).numpy() for agent, row in rows.items()}
 
 
-def paid_as_in_the_core(config: ExperimentConfig, count: int) -> None:
+@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
+def test_scripted_dialogues_are_paid_as_in_the_core(config: ExperimentConfig) -> None:
+    count = 12
     rollout, rows, flat = scripted(config, count)
     both = zoo.parallel(config), zoo.aec(config).unwrapped
     for copy in range(count):
@@ -105,17 +107,6 @@ def paid_as_in_the_core(config: ExperimentConfig, count: int) -> None:
 
 
 @pytest.mark.parametrize("config", thinned(CONFIGS, 3))
-def test_scripted_dialogues_are_paid_as_in_the_core(config: ExperimentConfig) -> None:
-    paid_as_in_the_core(config, 12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
-def test_a_thousand_scripted_dialogues_are_paid_as_in_the_core(config: ExperimentConfig) -> None:
-    paid_as_in_the_core(config, 1000)
-
-
-@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
 @torch.no_grad()
 def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None:
     env, networks = zoo.parallel(config), networks_of(config.model_dump(mode="json"))
@@ -133,18 +124,6 @@ def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None
                     )
                     assert mask.tolist() == expected.tolist(), (agent, factor)
             env.step({agent: env.action_space(agent).sample(env.observe(agent)["action_mask"]) for agent in env.agents})
-
-
-@pytest.mark.parametrize("name", ["message_game", "graph_isomorphism_debate", "kuhn_poker"])
-def test_unseeded_copies_play_different_episodes(name: str) -> None:
-    def played() -> list[int]:
-        env = zoo.parallel(config)
-        return [env.reset()[1][env.agents[0]]["instance"] for _ in range(20)]
-
-    config = dict(zoo.IDS[f"nip_ray/{name}-v0"])
-    if name.startswith("graph"):
-        config["scenario"] = {**config["scenario"], "data": dict(num_train=40, num_test=10)}
-    assert played() != played()
 
 
 @pytest.mark.parametrize("config", thinned(CONFIGS, 3))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from safetensors.torch import load_file
@@ -22,12 +23,13 @@ from nip_ray.exports.hub import export_hf
 from nip_ray.exports.hub_cards import records
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.initial_weights import initial_weights
+from nip_ray.secrets import secret
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import read_lines
-from tests.exports.hub_server import TOKEN, hub_thread
 from tests.runs.small import MESSAGES, small
 from tests.text.provider import ROOT
 
+TOKEN = "hf_StandInTokenOfTests0123456789"
 ATTACK = ("iterations=1", "seeds=1", "sizes=[1]", "goals=[soundness]", "copies=16", "continued=false")
 
 
@@ -180,33 +182,38 @@ def test_fine_tuned_models_play_their_test_again(tmp_path: Path, ray_session: No
 
 
 def test_a_push_arrives_whole_and_needs_its_token(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the Hub's own client, at a stand-in of the Hub, without its store of chunks (Xet), which has none."""
+    """By the signatures of the Hub's own client, without the Hub."""
     import huggingface_hub
 
+    repos: dict[tuple[str, str], dict[str, bytes]] = {}
+
+    def upload(*, repo_id: str, folder_path: Path, repo_type: str, commit_message: str) -> None:
+        if secret("HF_TOKEN", "") != TOKEN:
+            raise RuntimeError(f"401 Client Error, {secret('HF_TOKEN', '')} is no token\nof ours")
+        repos[repo_type, repo_id] = {str(path.relative_to(folder_path)): path.read_bytes() for path in folder_path.rglob("*.*")}
+
+    api = create_autospec(huggingface_hub.HfApi, instance=True)
+    api.create_repo.side_effect = lambda where, *, repo_type, private, exist_ok: f"https://hub/{repo_type}/{where}"
+    api.upload_folder.side_effect = upload
+    monkeypatch.setattr(huggingface_hub, "HfApi", create_autospec(huggingface_hub.HfApi, return_value=api))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-    with hub_thread() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        for name in ("out", "again"):  # into the same repositories
-            done = CliRunner().invoke(app, ["export", "hf", str(trained), "--out", str(tmp_path / name), "--push", "me/proof"])
-            assert done.exit_code == 0, done.output
-        assert done.stdout.split()[2:] == [f"{hub.url}/me/proof", f"{hub.url}/datasets/me/proof-transcripts"]
-        monkeypatch.setenv("HF_TOKEN", TOKEN[::-1])
-        done = CliRunner().invoke(app, ["export", "hf", str(trained), "--out", str(tmp_path / "other"), "--push", "me/other"])
-        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
-        assert "me/other (model) was not written" in done.stderr
-        assert "401" in done.stderr
-        assert TOKEN[::-1] not in done.stderr
-    assert all(hub.private.values())
-    assert len(hub.repos) == 2
-    for (kind, _), files in hub.repos.items():
-        there = tmp_path / "again" / kind
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    done = CliRunner().invoke(app, ["export", "hf", str(trained), "--out", str(tmp_path / "out"), "--push", "me/proof"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.split()[2:] == ["https://hub/model/me/proof", "https://hub/dataset/me/proof-transcripts"]
+    assert all(call.kwargs["private"] and call.kwargs["exist_ok"] for call in api.create_repo.call_args_list)
+    assert {kind for kind, _ in repos} == {"model", "dataset"}
+    for (kind, _), files in repos.items():
+        there = tmp_path / "out" / kind
         assert files == {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*.*")}
-    fetched = tmp_path / "fetched"
-    fetched.mkdir()
-    for name, content in hub.repos["model", "me/proof"].items():
+    monkeypatch.setenv("HF_TOKEN", TOKEN[::-1])
+    done = CliRunner().invoke(app, ["export", "hf", str(trained), "--out", str(tmp_path / "other"), "--push", "me/other"])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert "me/other (model) was not written" in done.stderr
+    assert "401" in done.stderr
+    assert TOKEN[::-1] not in done.stderr
+    (fetched := tmp_path / "fetched").mkdir()
+    for name, content in repos["model", "me/proof"].items():
         (fetched / name).write_bytes(content)
     assert_figures_equal(evaluate_run(fetched), trained)
 

@@ -3,10 +3,12 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from nip_ray.sandbox.inside.folder import remove
 
 
-def test_every_kind_of_entry_is_removed(tmp_path: Path) -> None:
+def test_every_kind_of_entry_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("stays")
@@ -18,6 +20,11 @@ def test_every_kind_of_entry_is_removed(tmp_path: Path) -> None:
     os.mkfifo(top / "a" / "pipe")
     (top / "a" / "b").mkdir()
     (top / os.fsdecode(b"\xff\n")).touch()
+    monkeypatch.chdir(top)
+    for _ in range(1100):  # deeper than a path can be long, and than functions can call themselves
+        os.mkdir("deep")
+        os.chdir("deep")
+    os.chdir(tmp_path)
     for path in (top / "a" / "b", top / "a", top):
         path.chmod(0)
     remove(str(top))

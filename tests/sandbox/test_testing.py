@@ -38,8 +38,7 @@ def test_verdicts(isolate_tests: bool) -> None:
     assert not report.all_passed
 
 
-@pytest.mark.parametrize("isolate_tests", [False, True])
-def test_bad_ends_of_some_tests(isolate_tests: bool) -> None:
+def test_bad_ends_of_some_tests() -> None:
     solution = """
 import os, signal, sys, time
 n = int(input())
@@ -52,7 +51,7 @@ if n == 4:
     os._exit(1)
 print(n * n)
 """
-    report = run_tests(solution, SQUARES, SHORT, isolate_tests)
+    report = run_tests(solution, SQUARES, SHORT)
     assert report.statuses == ("passed", "crashed", "timeout", "crashed", "crashed", "passed")
 
 
@@ -76,10 +75,7 @@ for handle in range(64):
         try: os.write(handle, text)
         except OSError: pass
 """,
-    "exit": "exit(0)",
-    "exit of the operating system": "import os\nos._exit(0)",
     "equal to everything": "class Same(str):\n    def __eq__(self, other): return True\nprint(Same('anything'))",
-    "streams": "import sys\nsys.stdout.close()",
 }
 
 

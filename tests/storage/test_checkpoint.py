@@ -5,13 +5,9 @@ import itertools
 import json
 import os
 import pickle
-import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from enum import IntEnum
@@ -346,19 +342,6 @@ def test_another_config(tmp_path: Path) -> None:
     assert_is(load_checkpoint(tmp_path), 10)
 
 
-def test_leftovers_are_passed_over_and_tidied_up(tmp_path: Path) -> None:
-    save(tmp_path, 10)
-    half = tmp_path / ".000020.tmp-999999999"
-    half.mkdir()
-    (half / "prover.pt").write_bytes(b"PK")
-    shutil.copytree(tmp_path / "000010", tmp_path / ".000005.trash-1")
-    got = load_checkpoint(tmp_path)
-    assert_is(got, 10)
-    assert got.skipped == []
-    save(tmp_path, 20)
-    assert names(tmp_path) == ["000010", "000020"]
-
-
 # --- hostile content
 
 
@@ -412,72 +395,6 @@ def test_a_manifest_names_files_of_its_own_folder_only(tmp_path: Path, name: str
     path.write_text(json.dumps({**manifest, "sha256": module.checksum(manifest)}))
     with pytest.raises(UserError, match="no file of a checkpoint"):
         load_checkpoint(tmp_path)
-
-
-# --- kills
-
-SAVE_FOR_EVER = """
-import itertools, os, sys
-from pathlib import Path
-import torch
-from nip_ray.storage.checkpoint import load_checkpoint, save_checkpoint
-
-folder = Path(sys.argv[1])
-while sys.stdin.readline():  # one child a line; importing torch once serves them all
-    child = os.fork()
-    if child == 0:
-        try:
-            first = load_checkpoint(folder).iteration if any(folder.glob("[0-9]*")) else 0
-            for i in itertools.count(first):
-                tensors = {name: {"w": torch.full((500,), float(i)), "i": i} for name in ("a", "b")}
-                save_checkpoint(folder, i, tensors, {"i": i}, "f", keep=1 + i % 2)
-                save_checkpoint(folder, i, tensors, {"i": i}, "f", keep=1)
-        finally:
-            os._exit(1)
-    print(child, flush=True)
-    os.waitpid(child, 0)
-"""
-
-
-@pytest.mark.crash
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    folder, moments, reached = tmp_path / "checkpoints", random.Random(0), 0
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", SAVE_FOR_EVER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert nursery.stdin is not None
-    assert nursery.stdout is not None
-    try:
-        for kill in range(25):
-            nursery.stdin.write("\n")
-            nursery.stdin.flush()
-            child = int(nursery.stdout.readline())
-            while kill == 0 and not any(folder.glob("[0-9]*")):
-                time.sleep(0.005)
-            time.sleep(moments.uniform(0, 0.15) * (1 if reached > 10 or kill < 5 else 5))  # more time on a machine that is busy
-            os.kill(child, signal.SIGKILL)
-            nursery_idle(nursery.pid, child)
-            got = load_checkpoint(folder, fingerprint="f")
-            assert got.skipped == []
-            assert got.state == {"i": got.iteration}
-            assert got.iteration >= reached
-            for part in got.tensors.values():
-                assert part["i"] == got.iteration
-                assert bool((part["w"] == got.iteration).all())
-            reached = got.iteration
-    finally:
-        nursery.stdin.close()
-        nursery.wait(120)
-        nursery.stdout.close()
-    assert reached > 10
-    save_checkpoint(folder, reached + 1, {}, {}, "f", keep=1)
-    assert names(folder) == [f"{reached + 1:06d}"]
-
-
-def nursery_idle(parent: int, child: int) -> None:
-    while Path(f"/proc/{child}").exists():
-        time.sleep(0.001)
 
 
 # --- fingerprints

@@ -207,25 +207,6 @@ def test_rewind(run: RunFolder) -> None:
     assert run.metrics() == []
 
 
-WRITE_ROWS = """
-import itertools, sys
-from nip_ray.storage.folder import RunFolder
-run = RunFolder.open(sys.argv[1], write=True)
-first = run.metrics()[-1]["iteration"] + 1 if run.metrics() else 0
-for i in itertools.count(first):
-    run.append_metrics({"iteration": i, "loss": i / 4})
-    if i == first: print("ready", flush=True)
-"""
-
-
-def test_rows_survive_kills(run: RunFolder) -> None:
-    run.close()
-    for _ in range(3):
-        kill(child(WRITE_ROWS, str(run.path)))
-    got = RunFolder.open(run.path).metrics()
-    assert got == rows(*range(len(got)))
-
-
 def test_transcripts(run: RunFolder) -> None:
     records = [{"instance": 1, "rounds": [{"round": 0, "reward": math.nan}]}, {"instance": 2, "tokens": torch.tensor([1, 2])}]
     for name in ("000010", "greedy-000009", "sampled-000011", "1000000"):

@@ -449,7 +449,14 @@ def test_rows_are_copied_after_the_interval_and_training_never_waits(tmp_path: P
 # -------------------------------------------------------------------------------------------------------------- addresses
 
 
-SECRETS = ["s3://key:hunter22@bucket/x", "s3://key:hun/ter22@bucket/x", "gs://hunter22@bucket", "file://u:hunter22@/x", "u:hunter22@bucket"]
+SECRETS = [
+    "s3://key:hunter22@bucket/x",
+    "s3://key:hun/ter22@bucket/x",
+    "gs://hunter22@bucket",
+    "file://u:hunter22@/x",
+    "u:hunter22@bucket",
+    "u:hunter22@s3://x",
+]
 
 
 @pytest.mark.parametrize(
@@ -463,7 +470,7 @@ SECRETS = ["s3://key:hunter22@bucket/x", "s3://key:hun/ter22@bucket/x", "gs://hu
         ("s3://bucket/a/../b", "dots"),
         ("s3://bucket/a\nb", "control characters"),
         ("s3://bucket/x?secret_key=hunter22", "? or #"),
-        ("s3://[bucket/x", "no address"),
+        ("s3://[bucket/x", "no name of one"),
         *((secret, "") for secret in SECRETS),
     ],
 )
@@ -511,12 +518,6 @@ def test_a_copy_stands_for_its_run_wherever_one_can_be_named(url: str, tmp_path:
         evaluated = CliRunner().invoke(app, ["evaluate", str(folder), "--json"])
     assert json.loads(evaluated.stdout)["iteration"] == 2
     assert not folder.exists()
-
-
-def test_fetched_parameters_import_no_code_unless_it_is_named(tmp_path: Path) -> None:
-    run = made_by_hand(tmp_path / "there" / "run")
-    (run / "config.yaml").write_text("plugins: [/tmp/plugin.py]\n")
-    assert "are code; name those to import" in refusal(lambda: load_config(f"file://{run}"))
 
 
 def test_a_fetch_takes_one_step_and_leaves_out_what_is_unfinished(url: str, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class Shelf:
         held = self.root / source.replace("/", "_")
         if not held.is_dir():
             raise UserError(f"there is no artifact {source}")
-        return Path(shutil.copytree(held, into, dirs_exist_ok=True))
+        return Path(shutil.copytree(held, into / "run"))
 
 
 @pytest.fixture

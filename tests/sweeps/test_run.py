@@ -46,19 +46,18 @@ def finished(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Swe
     return run_sweep(parse_sweep(SWEEP), tmp_path_factory.mktemp("runs") / "tried")
 
 
-def test_every_setting_is_run_with_every_seed_one_seed_after_the_other(finished: SweepResult) -> None:
-    result = finished
-    found = [(trial.trial_id, trial.values["algorithm.lr"], trial.seed, trial.status) for trial in result.trials]
+def test_every_setting_is_run_with_every_seed_and_one_that_fails_by_itself_is_not_tried_again(finished: SweepResult) -> None:
+    found = [(trial.trial_id, trial.values["algorithm.lr"], trial.seed, trial.status) for trial in finished.trials]
     first, second = [("00000", 1e30, 3, "failed"), ("00001", 0.02, 3, "done")], [("00002", 1e30, 4, "failed"), ("00003", 0.02, 4, "done")]
-    assert found == first + second
-    assert not result.interrupted
-
-
-def test_a_trial_that_fails_by_itself_is_not_tried_again_and_the_others_go_on(finished: SweepResult) -> None:
-    failed = finished.trials[0]
-    assert "not finite" in str(failed.error)
-    assert failed.iterations < 4
+    assert found == first + second, "one seed after the other"
+    assert not finished.interrupted
+    assert "not finite" in str(finished.trials[0].error)
+    assert finished.trials[0].iterations < 4
     assert [trial.iterations for trial in finished.trials if trial.status == "done"] == [4, 4]
+    folder = finished.folder
+    assert {path.name for path in (folder / "trials").iterdir()} == {"00000", "00001", "00002", "00003"}
+    assert not (folder / "trials" / "00001" / "lineage.json").exists()
+    assert "Traceback" not in ((folder / "tune.log").read_text() if (folder / "tune.log").exists() else "")
 
 
 def test_a_sweep_and_a_single_run_give_the_same_numbers(finished: SweepResult, tmp_path: Path) -> None:
@@ -95,13 +94,6 @@ def test_the_copy_of_the_best_is_a_whole_run(finished: SweepResult) -> None:
     assert copied.exit_code == 0, copied.output
     assert rows(result.folder / "best") == rows(best.run_dir)
     assert evaluate_run(result.folder / "best")["iteration"] == 4
-
-
-def test_what_tune_leaves_names_trials_as_their_folders_are_named(finished: SweepResult) -> None:
-    folder = finished.folder
-    assert {path.name for path in (folder / "trials").iterdir()} == {"00000", "00001", "00002", "00003"}
-    assert not (folder / "trials" / "00001" / "lineage.json").exists()
-    assert "Traceback" not in ((folder / "tune.log").read_text() if (folder / "tune.log").exists() else "")
 
 
 def test_a_finished_sweep_that_goes_on_trains_nothing_and_says_the_same(finished: SweepResult) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import load_config
-from nip_ray.errors import TrainingError
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.run import SweepResult, resume_sweep, run_sweep
@@ -176,16 +175,6 @@ def test_limits_outlive_the_trial_that_made_their_actor(tmp_path: Path) -> None:
     assert len(list((tmp_path / "here").iterdir())) == 2, "one process for each trial"
     assert len(times) == 64
     assert times[-1] - times[0] > 3, "4.4 s at least, though a new actor has a burst of its own"
-
-
-@pytest.mark.slow
-def test_a_missing_key_is_said_once_and_without_trying_again(tmp_path: Path) -> None:
-    with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
-        data = hosted(tmp_path, provider, {})
-        data["providers"]["tables"]["api_key_variable"] = "NIP_NO_SUCH_KEY"
-        with pytest.raises(TrainingError, match=r"all 1 trials failed.*NIP_NO_SUCH_KEY"):
-            swept(tmp_path, data)
-        assert provider.ledger() == []
 
 
 @pytest.mark.crash

@@ -186,21 +186,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         trial.stop()
 
 
-def test_what_cannot_work_is_said_in_the_last_result(tmp_path: Path) -> None:
-    data = dummy(tmp_path)
-    for wrong, named in (
-        ({"scenario": {"name": "message_game"}, "protocol": {"name": "message_game"}}, "for networks"),
-        ({**data, "iterations": 0}, "iterations"),
-    ):
-        trial = TextTrainable(told(tmp_path, wrong))
-        result = trial.train()
-        trial.stop()
-        assert result["done"]
-        assert named in result["failed"]
-        assert "\n" not in result["failed"]
-        assert TextTrainable.default_resource_request(told(tmp_path, wrong)).required_resources == {"CPU": 1}
-
-
 def test_a_spent_budget_ends_a_trial_and_the_run_can_go_on_by_hand(tmp_path: Path) -> None:
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         trial = TextTrainable(told(tmp_path, hosted(tmp_path, provider.base_url, budget={"usd": 0.003})))

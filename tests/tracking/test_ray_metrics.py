@@ -106,20 +106,6 @@ def test_everything_in_the_table_is_exported_and_nothing_else(scraped: dict[Any,
     assert {name for name, _ in scraped} == EXPORTED
 
 
-def test_without_ray_nothing_happens_and_none_is_started(tmp_path: Path) -> None:
-    code = f"""
-import ray
-from pathlib import Path
-from nip_ray.tracking.ray_metrics import start
-from nip_ray.tracking.base import RunInfo
-tracker = start(RunInfo(Path({str(tmp_path)!r}), "a", "b", {{}}))
-tracker.log({{"iteration": 1, "env_steps": 3}})
-tracker.finish(failed=False)
-assert not ray.is_initialized()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=tmp_path)
-
-
 def test_every_key_of_the_table_is_in_the_documentation_of_metrics() -> None:
     documented = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     for metric in METRICS.values():

@@ -17,7 +17,7 @@ from nip_ray.errors import UserError
 from nip_ray.storage import wandb_source
 from nip_ray.tracking.wandb_runs import last_step
 from tests.tracking.tracked import CONFIG, ROOT, files_news, row, run_folder, track
-from tests.tracking.wandb_service import ENTITY, KEY, PROJECT, Service
+from tests.tracking.wandb_service import ENTITY, KEY, PROJECT, Service, running
 
 RUN = "proofs-a1b2"
 SETTINGS: dict[str, Any] = {"wandb": {"enabled": True, "entity": ENTITY, "project": PROJECT, "tags": ["nip", "small"]}}
@@ -26,7 +26,7 @@ OFFLINE: dict[str, Any] = {"wandb": {**SETTINGS["wandb"], "mode": "offline"}}
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    with Service() as made:
+    with running() as made:
         yield made
         assert not made.refused
 
@@ -165,14 +165,16 @@ def test_a_missing_key_is_a_users_mistake_that_names_both_ways_out(tmp_path: Pat
 
 
 def fetch(sources: list[str], into: Path, environment: dict[str, str]) -> list[str]:
-    """What fetching one after the other prints: the message of a UserError, or the files."""
+    """What fetching one after the other prints: the message of a UserError, or the files, which are kept in `into`."""
     code = f"""
+import shutil, tempfile
 from pathlib import Path
 from nip_ray.errors import UserError
 from nip_ray.storage.wandb_source import fetch
 for source in {sources!r}:
     try:
-        fetched = fetch(source, Path({str(into)!r}))
+        with tempfile.TemporaryDirectory() as folder:
+            fetched = Path(shutil.copytree(fetch(source, Path(folder)), {str(into)!r}))
         print(*sorted(str(path.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()))
     except UserError as error:
         print(error)
@@ -189,11 +191,9 @@ FILES = {"config.yaml": b"name: other\n", "tensors/a.bin": b"\x80\x04not a pickl
 
 def test_an_artifact_is_fetched_file_by_file_and_nothing_else_is_left(tmp_path: Path, home: Path, service: Service) -> None:
     service.add("checkpoint-b", "checkpoint", FILES, {"latest"})
-    into = tmp_path / "deep" / "fetched"
-    into.parent.mkdir()
+    into = tmp_path / "fetched"
     assert fetch([f"wandb:{ENTITY}/{PROJECT}/checkpoint-b:latest"], into, environment(home, service)) == ["config.yaml tensors/a.bin"]
     assert {str(path.relative_to(into)): path.read_bytes() for path in files_in(into)} == FILES
-    assert list(into.parent.iterdir()) == [into]
     assert not files_in(home)
 
 

@@ -10,11 +10,14 @@ import gzip
 import hashlib
 import json
 import re
-import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from aiohttp import web
+
+from tests.text.loopback import serving
 
 KEY = "canary" + "5" * 40
 ENTITY, PROJECT = "team", "proofs"
@@ -59,24 +62,14 @@ class Stored:
 
 
 class Service:
-    """A context manager; `url` is its address."""
+    """url: its address."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self.artifacts: list[Stored] = []
         self.blobs: dict[str, bytes] = {}
         self.refused: list[str] = []
-        self.lock = threading.RLock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> "Service":
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.url = ""
 
     def artifact(self, name: str) -> Stored | None:
         """COLLECTION:ALIAS, the newest first."""
@@ -124,6 +117,14 @@ class Service:
         if name not in _ANSWERS:
             raise KeyError(f"unknown operation {name}: {query} {given}")
         return _ANSWERS[name](self, given)
+
+
+@contextmanager
+def running() -> Iterator[Service]:
+    service = Service()
+    with serving(_application(service)) as port:
+        service.url = f"http://127.0.0.1:{port}"
+        yield service
 
 
 def _viewer(service: Service, given: dict[str, Any]) -> dict[str, Any]:
@@ -331,70 +332,42 @@ _ANSWERS = {
 }
 
 
-def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def _application(service: Service) -> web.Application:
+    async def body(request: web.Request) -> bytes:
+        data = await request.read()
+        return gzip.decompress(data) if request.headers.get("Content-Encoding") == "gzip" else data
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Silent."""
+    def refused(status: int, what: str) -> web.Response:
+        service.refused.append(what)
+        return web.json_response({"errors": [{"message": what}]}, status=status)
 
-        def handle(self) -> None:
-            with suppress(ConnectionResetError):  # clients that are done do not say goodbye
-                super().handle()
+    async def post(request: web.Request) -> web.Response:
+        if request.headers.get("Authorization") != f"Basic {base64.b64encode(f'api:{KEY}'.encode()).decode()}":
+            return web.json_response({"errors": [{"message": "invalid key"}]}, status=401)
+        try:
+            asked = json.loads(await body(request))
+            if request.path == "/graphql":
+                return web.json_response({"data": service.answer(asked["query"], asked.get("variables") or {})})
+            return web.json_response(_stream(service, request.path, asked))
+        except Exception as error:
+            return refused(400, f"{request.path}: {error!r}")
 
-        def _body(self) -> bytes:
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            return gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
+    async def put(request: web.Request) -> web.Response:
+        key = request.match_info["key"]
+        if key not in service.blobs:
+            return refused(404, f"PUT {request.path}")
+        service.blobs[key] = await body(request)
+        return web.json_response({})
 
-        def _say(self, status: int, data: bytes, kind: str = "application/json") -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    async def get(request: web.Request) -> web.Response:
+        data = service.blobs.get(request.match_info.get("key", ""))
+        return refused(404, f"GET {request.path}") if data is None else web.Response(body=data)
 
-        def do_POST(self) -> None:
-            body = self._body()
-            if not self._allowed():
-                return
-            try:
-                with service.lock:
-                    asked = json.loads(body)
-                    if self.path == "/graphql":
-                        said: dict[str, Any] = {"data": service.answer(asked["query"], asked.get("variables") or {})}
-                    else:
-                        said = _stream(service, self.path, asked)
-            except Exception as error:
-                service.refused.append(f"{self.path}: {error!r}")
-                self._say(400, json.dumps({"errors": [{"message": repr(error)}]}).encode())
-                return
-            self._say(200, json.dumps(said).encode())
-
-        def do_PUT(self) -> None:
-            data, key = self._body(), self.path.removeprefix("/blob/")
-            if key not in service.blobs:
-                service.refused.append(f"PUT {self.path}")
-                self._say(404, b"{}")
-                return
-            service.blobs[key] = data
-            self._say(200, b"{}")
-
-        def do_GET(self) -> None:
-            data = service.blobs.get(self.path.removeprefix("/blob/"))
-            if data is None:
-                service.refused.append(f"GET {self.path}")
-                self._say(404, b"{}")
-                return
-            self._say(200, data, "application/octet-stream")
-
-        def _allowed(self) -> bool:
-            _, _, given = self.headers.get("Authorization", "").partition(" ")
-            allowed = base64.b64decode(given or b"").decode() == f"api:{KEY}"
-            if not allowed:
-                self._say(401, b'{"errors": [{"message": "invalid key"}]}')
-            return allowed
-
-    return Handler
+    app = web.Application(client_max_size=2**26)
+    app.router.add_get("/blob/{key}", get)
+    app.router.add_put("/blob/{key}", put)
+    app.router.add_post("/{path:.*}", post)
+    return app
 
 
 def _stream(service: Service, path: str, said: dict[str, Any]) -> dict[str, Any]:
