@@ -53,14 +53,14 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
 
 
 def evaluation_record(
-    protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], level: float = 0.95
+    protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]
 ) -> dict[str, dict[str, float | int | None]]:
     """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON.
 
     Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play each
     instance once, because repeated plays of one instance are not independent trials.
     """
-    found = {name: proportion(*count, level).record() for name, count in _counts(protocol, rollout, groups).items()}
+    found = {name: proportion(*count).record() for name, count in _counts(protocol, rollout, groups).items()}
     if not protocol.two_verdicts:
         # Of the instances of each label, how many got each verdict.
         verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
@@ -68,10 +68,10 @@ def evaluation_record(
         for label, name in enumerate(protocol.verdicts):
             given = np.bincount(verdict_B[y_B == label], minlength=protocol.undecided + 1).tolist()
             counts |= {f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)}
-        found |= {key: proportion(k, n, level).record() for key, (k, n) in counts.items()}
+        found |= {key: proportion(k, n).record() for key, (k, n) in counts.items()}
     if (honesty := _score_difference(protocol, rollout)).estimate is not None:
         found["score_difference"] = honesty.record()
-    return found | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
+    return found | {name: mean(x_B).record() for name, x_B in _episode_values(protocol, rollout).items()}
 
 
 def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
