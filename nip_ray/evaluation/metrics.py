@@ -52,9 +52,7 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
     return found | {name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)}
 
 
-def evaluation_record(
-    protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]
-) -> dict[str, dict[str, float | int | None]]:
+def evaluation_record(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, dict[str, float | int | None]]:
     """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON.
 
     Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play each

@@ -27,9 +27,10 @@ from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratifie
 from nip_ray.evaluation.claims import shares
 from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.enumerated import as_exact, distinct_part
-from nip_ray.evaluation.intervals import Mean, proportion
+from nip_ray.evaluation.intervals import proportion
 from nip_ray.evaluation.report.compare import names_apart
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
+from nip_ray.evaluation.verbs.instances import content_of, same_content
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
@@ -154,7 +155,8 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
             name = scenario.protocol.name
             raise UserError(f"cross-play: {run_dir} plays {name}, which has no verifier and prover to be exchanged; leave it out")
         ids = scenario.ids("test").cpu()
-        group = next((other.group for other in runs if _same_but_seed(other.config, config)), name)
+        plain = config.model_dump(exclude=set(FREE_KEYS))
+        group = next((other.group for other in runs if other.config.model_dump(exclude=set(FREE_KEYS)) == plain), name)
         runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, made.networks))
         largest = [getattr(run.scenario, "num_nodes", None) for run in (runs[0], runs[-1])]
         if largest[0] != largest[1]:  # a symbol names a graph and a node: symbols are numbered by the largest graph
@@ -162,37 +164,12 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
                 f"cross-play: the largest graph of {run_dirs[0]}, training pairs included, has {largest[0]} nodes and that of {run_dir} "
                 f"{largest[1]}, so their symbols name other nodes; name runs with the same largest graph"
             )
-        if not _same_instances(runs[0], runs[-1]):
+        prover = scenario.protocol.provers[0]
+        if len(runs) > 1 and not same_content(*(content_of(run.scenario, run.ids, prover) for run in (runs[0], runs[-1]))):
             has_files = config.scenario.name in WITH_FILES
             hint = "name a file of instances with --dataset" if has_files else "name runs with the same settings of their instances"
             raise UserError(f"cross-play: {run_dirs[0]} and {run_dir} have other held-out instances; {hint}")
     return runs
-
-
-def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
-    free = set(FREE_KEYS)
-    return first.model_dump(exclude=free) == second.model_dump(exclude=free)
-
-
-@torch.no_grad()
-def _same_instances(first: Contestant, second: Contestant) -> bool:
-    """True if the held-out instances of both are the same, as far as a verifier of the first sees them at the start."""
-    if first is second:
-        return True
-    if len(first.ids) != len(second.ids):
-        return False
-    seen = [_first_sight(run) for run in (first, second)]
-    shared = set(seen[0]) & set(seen[1]) - {"history", "latest"}
-    return all(seen[0][key].shape == seen[1][key].shape and bool((seen[0][key] == seen[1][key]).all()) for key in shared)
-
-
-def _first_sight(run: Contestant) -> dict[str, Tensor]:
-    """What every held-out instance is; or, where its scenario does not say, what a prover sees of it first, and its label."""
-    if (content := run.scenario.instance_content(run.ids)) is not None:
-        return content
-    play = BatchedPlay(run.scenario)
-    play.reset(run.ids, torch.zeros_like(run.ids))
-    return {**play.observe(run.scenario.protocol.provers[0], torch.arange(len(run.ids))), "label": run.scenario.label_I[run.ids]}
 
 
 def places(count: int, most: int | None, seed: int) -> Tensor:
@@ -243,11 +220,7 @@ def _by_group(
                 trials = [[tried for _, tried in row_of] for row_of in counts]
                 row[name] = crossed_interval(score, seed, n_VP=trials).record()
                 if verifiers == provers:
-                    row[f"{name}_trained_together"] = _together([cells[run.name, run.name][name] for run in first], seed).record()
+                    known = [(hits, tried) for run in first for hits, tried in [cells[run.name, run.name][name]] if tried]
+                    together = stratified_interval([[hits / tried for hits, tried in known]], seed, n_KL=[[tried for _, tried in known]])
+                    row[f"{name}_trained_together"] = together.record()
             yield row
-
-
-def _together(counts: Sequence[tuple[int, int]], seed: int) -> Mean:
-    """Of runs by themselves: the interquartile mean over seeds."""
-    known = [(hits, trials) for hits, trials in counts if trials]
-    return stratified_interval([[hits / trials for hits, trials in known]], seed, n_KL=[[trials for _, trials in known]])

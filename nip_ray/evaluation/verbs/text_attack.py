@@ -20,6 +20,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nip_ray.config.experiment import TextAlgorithmSettings, TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.errors import UserError
@@ -32,6 +34,7 @@ from nip_ray.evaluation.attack_table import (
     strongest,
     wanted_for,
 )
+from nip_ray.evaluation.intervals import clustered_share
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.payment import for_verdict
 from nip_ray.protocols.tables import table_of
@@ -45,7 +48,7 @@ from nip_ray.storage.folder import RunFolder, environment
 
 if TYPE_CHECKING:
     from nip_ray.play.dialogue import Dialogue
-    from nip_ray.text.parts import Prepared, TextState
+    from nip_ray.text.parts import Prepared
 
 FOLDER = "attack"
 SEARCHES = ("text_best_of", "text_prompts", "text_proposed_prompts", "text_prompt_items")
@@ -75,7 +78,12 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         tried = _tried(folder, derived)
         rows = _rows(tried, protocol, wanted)
         winner = strongest(rows, latest=True)
-        table.parts.append(_by_item(tried[winner].held_out, wanted))  # with more than two verdicts no search goes on from the winner
+        of_item: dict[Any, list[Dialogue]] = {}
+        for dialogue in tried[winner].held_out:  # with more than two verdicts no search goes on from the winner
+            of_item.setdefault(dialogue.item.id, []).append(dialogue)
+        wrong = {item: sum(one.verdict != one.item.y for one in own) / len(own) for item, own in of_item.items()}
+        fooled = {item: sum(one.verdict == wanted for one in own) / len(own) for item, own in of_item.items()}
+        table.parts.append({"wrong": wrong, "fooled": fooled})
         searched, prompts = _searched(folder, derived, about, agents, settings, rows[winner])
         members = protocol.panel.members if protocol.panel is not None else ()
         by_member = {member: (_rows(tried, protocol, wanted, member), {}) for member in members}
@@ -132,9 +140,7 @@ def attack_config(
             "iterations": _iterations(config, settings),
             "protocol": protocol,
             "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
-            "algorithm": _rule(
-                config, agents, _mid_point(protocol, agents[0], wanted), _least(config.algorithm.num_test_items, settings.max_instances)
-            ),
+            "algorithm": _rule(config, agents, _mid_point(protocol, agents[0], wanted), settings.max_instances),
             "base_run": None,
             "opponents": None,
             "tracking": TrackingSettings(),
@@ -181,7 +187,7 @@ def _iterations(config: TextExperimentConfig, settings: AttackSettings) -> int:
 def _rule(config: TextExperimentConfig, agents: tuple[str, ...], threshold: float, max_instances: int | None) -> TextAlgorithmSettings:
     """By which `agents` learn to attack. threshold: see `reward_threshold`."""
     rule = config.algorithm
-    num_test_items = _least(rule.num_test_items, max_instances)
+    num_test_items = min((limit for limit in (rule.num_test_items, max_instances) if limit is not None), default=None)
     if isinstance(rule, TokenTrainingSettings):
         unset = type(rule)()
         return replace(
@@ -210,10 +216,6 @@ def _rule(config: TextExperimentConfig, agents: tuple[str, ...], threshold: floa
     )
 
 
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 def _trained(
     run_dir: Path, goal: str, config: TextExperimentConfig, wanted: int, roles: tuple[str, ...], quiet: bool, settings: AttackSettings
 ) -> tuple[Path, "Prepared"]:
@@ -223,7 +225,8 @@ def _trained(
     from nip_ray.config.load import config_to_yaml
     from nip_ray.evaluation.verbs.text_search import check_search
     from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state, store_roles
-    from nip_ray.text.training.trainer import new_state, train
+    from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
+    from nip_ray.text.training.trainer import begin, new_state, train
 
     prepared = prepare(config, run_dir)
     check_search(config, prepared.scenario, [agent for agent, own in language_agents(config).items() if not own.frozen], settings)
@@ -244,8 +247,14 @@ def _trained(
         if roles or len(from_settings(config.protocol).turns) > 1:
             store_roles(folder, roles, speakers)
         about = replace(prepared, items=items, roles=roles, speakers=speakers)
-        if learns_from_tokens(config):
-            _test_before(config, folder, about, state)
+        if learns_from_tokens(config):  # test the run's own models; the first checkpoint, from which the attack continues, has that bill
+            trainer = begin(config, folder, about, state)
+            assert isinstance(trainer, PolicyGradientTrainer)
+            try:
+                trainer.test(-1)
+                trainer.run_stage()
+            finally:
+                trainer.close()
         train(config, folder, about, state, quiet)
     return path, about
 
@@ -311,6 +320,8 @@ def _row(
     from nip_ray.text.training.metrics import dialogue_record, judged
 
     record = dialogue_record(held_out, protocol)
+    _, place_B = np.unique([dialogue.item.id for dialogue in held_out], return_inverse=True)
+    fooled = clustered_share(np.bincount(place_B, [one.verdict == wanted for one in judged(held_out, protocol)[who]]), np.bincount(place_B))
     return {
         "name": name,
         "kind": kind,
@@ -318,25 +329,11 @@ def _row(
         "seed": None,
         "mode": "sampled",
         "held_out": record[f"{who}/accuracy"],
-        "fooled": _fooled(judged(held_out, protocol)[who], wanted),
+        "fooled": fooled.record(),
         "undecided": record[f"{who}/undecided"],
         "curve": [],
         **more,
     }
-
-
-def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Prepared", state: "TextState") -> None:
-    """Test the run's own models; the first checkpoint, from which the attack continues, has what that cost."""
-    from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
-    from nip_ray.text.training.trainer import begin
-
-    trainer = begin(config, folder, prepared, state)
-    assert isinstance(trainer, PolicyGradientTrainer)
-    try:
-        trainer.test(-1)
-        trainer.run_stage()
-    finally:
-        trainer.close()
 
 
 @dataclass(frozen=True)
@@ -376,26 +373,3 @@ def _rows(tried: Sequence[Tried], protocol: Protocol, wanted: int, who: str = "v
         _row(one.name, one.name, one.held_out, protocol, wanted, who, iterations=one.iterations, selection=selection)
         for one, selection in zip(tried, selections, strict=True)
     ]
-
-
-def _by_item(dialogues: Sequence["Dialogue"], wanted: int) -> dict[str, dict[Any, float]]:
-    """Item -> the share of its dialogues with a wrong verdict ("wrong"), and with the one that is wanted ("fooled")."""
-    of_item: dict[Any, list[Dialogue]] = {}
-    for dialogue in dialogues:
-        of_item.setdefault(dialogue.item.id, []).append(dialogue)
-    return {
-        "wrong": {item: sum(one.verdict != one.item.y for one in own) / len(own) for item, own in of_item.items()},
-        "fooled": {item: sum(one.verdict == wanted for one in own) / len(own) for item, own in of_item.items()},
-    }
-
-
-def _fooled(dialogues: Sequence[Any], wanted: int) -> dict[str, Any]:
-    """The share of dialogues with the wrong verdict that is wanted."""
-    from nip_ray.evaluation.clusters import clustered_share
-
-    items = sorted({dialogue.item.id for dialogue in dialogues})
-    wrong, tried = (dict.fromkeys(items, 0) for _ in range(2))
-    for dialogue in dialogues:
-        wrong[dialogue.item.id] += dialogue.verdict == wanted
-        tried[dialogue.item.id] += 1
-    return clustered_share([wrong[item] for item in items], [tried[item] for item in items]).record()
