@@ -96,9 +96,13 @@ class Session:
         self._forget_after(self.iteration, own_checkpoints=not foreign)
         self.saved_at = -1 if foreign else self.iteration
         self._whole, self._kept, self._kept_at = True, None, time.monotonic()
-        self.last_row, self.last_evaluation = _newest_figures(self.folder.metrics())
+        rows = self.folder.metrics()
+        self.last_row = rows[-1] if rows else {}
+        self.last_evaluation = next((found for row in reversed(rows) if (found := _of_evaluation(row))), {})
         if self._tracker is None:
-            self._tracker = open_trackers(self.config.tracking, self._info())
+            identity, plain = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")
+            info = RunInfo(self.folder.path, identity, self.config.name, plain, self.group, self.iteration)
+            self._tracker = open_trackers(self.config.tracking, info)
             self._told = self.iteration
         if self._profiled is None:
             self._profiled = self._open.enter_context(profiler(self.config.profiling, self.folder.path, self.iteration))
@@ -327,10 +331,6 @@ class Session:
         examination.alone = solo_run_score(self.config)
         return examination
 
-    def _info(self) -> RunInfo:
-        identity, config = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")
-        return RunInfo(self.folder.path, identity, self.config.name, config, self.group, self.iteration)
-
     def _stop_algorithm(self) -> None:
         if self.algorithm is None:
             return
@@ -389,12 +389,6 @@ def to_the_end(session: Session) -> dict[str, Any]:
 
 def _due(iteration: int, interval: int) -> bool:
     return interval > 0 and iteration % interval == 0
-
-
-def _newest_figures(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, float]]:
-    """The last row, and the figures of the last evaluation."""
-    evaluations = (found for row in reversed(rows) if (found := _of_evaluation(row)))
-    return (rows[-1] if rows else {}), next(evaluations, {})
 
 
 def _of_evaluation(figures: Mapping[str, Any]) -> dict[str, Any]:

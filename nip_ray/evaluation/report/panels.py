@@ -59,12 +59,13 @@ def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_
 
     chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations are.
     """
+    lengths = [*_trained(rows, "train/episode_length", "training", 0), *_examined(rows, "episode_length", "held-out", 1)]
     made = [
         _accuracy(rows, chance, baseline),
         _both_sides(rows),
         _hacking(rows),
         *_groups(rows),
-        _lengths(rows),
+        Panel("episode_length", "Episode length", "rounds", lengths),
         _returns(rows),
         *_exact(rows),
     ]
@@ -185,12 +186,6 @@ def group_values(keys: Iterable[str]) -> dict[str, list[str]]:
 def _numeric(value: str) -> tuple[bool, int, str]:
     whole = bool(re.fullmatch(r"-?[0-9]{1,18}", value))
     return (not whole, int(value) if whole else 0, value)
-
-
-def _lengths(rows: Sequence[Row]) -> Panel:
-    key = "episode_length"
-    series = [*_trained(rows, f"train/{key}", "training", 0), *_examined(rows, key, "held-out", 1)]
-    return Panel("episode_length", "Episode length", "rounds", series)
 
 
 def _returns(rows: Sequence[Row]) -> Panel:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.report.instances import read_pictures
 from nip_ray.storage.folder import CONFIG, METRICS, VERSION, RunFolder
 from nip_ray.storage.listing import config_of
 
@@ -22,6 +21,7 @@ MAX_TEXT = 60_000  # characters of a config or environment that a page shows
 EXACT = "exact"  # what stands where an interval would, if nothing was sampled
 CROSS_PLAY = "cross_play.json"
 PRETRAINING = "pretraining.json"
+INSTANCES = "instances.json"  # pictures of a run's instances, which stand there once
 MAX_TRANSCRIPT_BYTES = 20_000_000  # a report shows a handful of episodes; more than this is not read
 
 Row = dict[str, float]
@@ -208,6 +208,16 @@ def _items(path: Path, records: list[Record], notes: list[str]) -> dict[str, Rec
     except OSError as error:
         notes.append(f"items/{path.name} cannot be read ({error.strerror}); left out.")
     return found
+
+
+def read_pictures(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Instance (as text) -> picture; {} where there are none, or the file is damaged: pictures are an ornament."""
+    try:
+        document = json.loads((run_dir / INSTANCES).read_bytes())
+        found = document["pictures"] if document["version"] == 1 else {}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, dict)} if isinstance(found, dict) else {}
 
 
 def _text(path: Path, notes: list[str]) -> str:

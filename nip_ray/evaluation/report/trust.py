@@ -11,7 +11,7 @@ from typing import Any
 from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection, section, verdicts_of
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.panels import deciders
-from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, cell, figure_of, finite, interval_words, percent_words
+from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, cell, figure_of, finite, percent_words
 
 SIDES = ("soundness", "completeness", "refusal")
 ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
@@ -125,14 +125,23 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
     sides = {key: _side(source, key) for key in SIDES}
     if sides["refusal"] is None and not pays_for_rejection(source.config):  # of a time when the two had one name
         sides["completeness"], sides["refusal"] = None, sides["completeness"]
+    classes = names if len(names := verdicts_of(source.config)) > 2 else ()
+    verdicts, questions = [], []
+    for name in classes:  # what an attack on the soundness of each came to
+        if (side := _side(source, f"soundness/{name}")) is not None:
+            error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
+            verdicts.append((name, {**side, "error": cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}))
+    for key, label in (("own", "the verifier's own"), ("random", "random"), ("best", "the best for each instance")):
+        if (figure := figure_of(section(source.evaluation, "questions").get(key))) is not None:
+            questions.append((label, _wrong(figure)))  # not rejected after the best of all answers
     return {
         "sides": sides,
-        "verdicts": list(_by_verdict(source)),
-        "classes": len(verdicts_of(source.config)) > 2,
+        "verdicts": verdicts,
+        "classes": bool(classes),
         "held_out": is_held_out(source),
         "labels": label_words(source.config),
         "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
-        "questions": list(_questions(source)),
+        "questions": questions,
         "worst": list(_worst_case(source)),
         "calibration": _calibration(source),
         "selective": _selective(source),
@@ -169,14 +178,6 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
     }
 
 
-def _by_verdict(source: RunSource) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of more than two verdicts, what an attack on the soundness of each came to."""
-    for name in verdicts_of(source.config) if len(verdicts_of(source.config)) > 2 else ():
-        if (side := _side(source, f"soundness/{name}")) is not None:
-            error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
-            yield name, {**side, "error": cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}
-
-
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
     """Share not rightly judged (as in the table, high is bad) by what attackers may use, a line for each that could go on; places from 0
     to 100, down from the top.
@@ -196,14 +197,6 @@ def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] |
         "longest": f"{longest:g}",
         "words": _BUDGET_WORDS[of],
     }
-
-
-def _questions(source: RunSource) -> Iterator[tuple[str, tuple[str, str]]]:
-    """(how the verifier asks, share of false claims that are not rejected after the best of all answers)."""
-    found = section(source.evaluation, "questions")
-    for key, label in (("own", "the verifier's own"), ("random", "random"), ("best", "the best for each instance")):
-        if (figure := figure_of(found.get(key))) is not None:
-            yield label, _wrong(figure)
 
 
 def _wrong(right: Figure | None) -> tuple[str, str]:
@@ -325,17 +318,22 @@ def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     roles = crossed.get("roles")
     down, across = map(str, roles) if isinstance(roles, list) and len(roles) == 2 else ("verifier", "prover")
-    cells = [cell for cell in crossed["matrix"] if isinstance(cell, dict)] if isinstance(crossed.get("matrix"), list) else []
-    figures = {(str(cell.get(down)), str(cell.get(across))): figure_of(cell.get("accuracy", cell.get("score"))) for cell in cells}
+    matrix = [one for one in crossed["matrix"] if isinstance(one, dict)] if isinstance(crossed.get("matrix"), list) else []
+    figures = {(str(one.get(down)), str(one.get(across))): figure_of(one.get("accuracy", one.get("score"))) for one in matrix}
     verifiers, provers = (list(dict.fromkeys(pair[side] for pair in figures)) for side in (0, 1))
     rows, columns = verifiers[:CELLS_SHOWN], provers[:CELLS_SHOWN]
     if not rows:
         return None
     elo = _elo(crossed, down), _elo(crossed, across)
-    made = [
-        {"name": short(row, 60), "elo": elo[0].get(row), "cells": [_heat(figures.get((row, column)), row == column) for column in columns]}
-        for row in rows
-    ]
+    made = []
+    for row in rows:
+        cells = []
+        for column in columns:  # own: the two trained together; step: the shade, from 0 (all wrong) to 10 (all right)
+            figure = figures.get((row, column))
+            text, interval = ("–", "") if figure is None else cell(figure)
+            step = "none" if figure is None else round(10 * min(1.0, max(0.0, figure.estimate)))
+            cells.append({"text": text, "interval": interval, "step": step, "own": row == column})
+        made.append({"name": short(row, 60), "elo": elo[0].get(row), "cells": cells})
     runs = max(len(verifiers), len(provers))
     cut = f"{CELLS_SHOWN} of {runs} runs shown; the file has all." if runs > CELLS_SHOWN else ""
     last = [elo[1].get(column, "") for column in columns] if elo[1] else []
@@ -350,11 +348,3 @@ def _elo(crossed: Mapping[str, Any], role: str) -> dict[str, str]:
     return {
         name: f"{one.estimate:.0f} [{one.lower:.0f}, {one.upper:.0f}]" for name, one in figures.items() if one and one.lower is not None
     }
-
-
-def _heat(figure: Figure | None, own: bool) -> dict[str, Any]:
-    """text, interval, whether the two trained together, and the shade: a step from 0 (all wrong) to 10 (all right)."""
-    if figure is None:
-        return {"text": "–", "interval": "", "step": "none", "own": own}
-    step = round(10 * min(1.0, max(0.0, figure.estimate)))
-    return {"text": percent_words(figure.estimate), "interval": interval_words(figure, True), "step": step, "own": own}
