@@ -62,28 +62,24 @@ def _one_hot(token_NCM: Tensor, num_symbols: int) -> Tensor:
     return nn.functional.one_hot(token_NCM.cpu() + 1, num_symbols + 1)[..., 1:].flatten(1).float()
 
 
+@torch.enable_grad()
 def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> Proportion | None:
-    """The share of the messages kept back whose label is read right; None where either part would be empty."""
+    """The share of the messages kept back whose label a perceptron reads right; None where either part would be empty."""
     count = math.ceil(len(y_N) * settings.test_share)
     if count == 0 or count == len(y_N):
         return None
     order_N = torch.randperm(len(y_N), generator=generator(seed, "split"))
     kept, learned = order_N[:count], order_N[count:]
-    reader = _fitted(said_NX[learned], y_N[learned], settings, seed, labels)
-    with torch.no_grad():
-        right_N = reader(said_NX[kept]).argmax(-1) == y_N[kept]
-    return proportion(int(right_N.sum()), count)
-
-
-@torch.enable_grad()
-def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> nn.Module:
-    """A perceptron trained by cross-entropy and Adam to read labels off messages."""
     with seeded(stable_seed(seed, "reader")):
         reader = mlp(said_NX.shape[1], settings.hidden, labels, settings.num_layers, settings.activation)
     optimizer = FlatOptimizer([ParameterGroup("actor", "reader", list(reader.parameters()), 1.0)], settings.lr)
+
+    def loss(index: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(reader(said_NX[index]), y_N[index])
+
     for epoch in range(settings.num_epochs):
-        order_N = torch.randperm(len(y_N), generator=generator(seed, "minibatches", epoch))
-        fit(
-            lambda index: nn.functional.cross_entropy(reader(said_NX[index]), y_N[index]), optimizer, order_N.split(settings.minibatch_size)
-        )
-    return reader
+        order = torch.randperm(len(learned), generator=generator(seed, "minibatches", epoch))
+        fit(loss, optimizer, learned[order].split(settings.minibatch_size))
+    with torch.no_grad():
+        right_N = reader(said_NX[kept]).argmax(-1) == y_N[kept]
+    return proportion(int(right_N.sum()), count)

@@ -1,7 +1,6 @@
 """`nip-ray evaluate`: the figures of a run again, from any checkpoint, on any kind of data file."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,12 +199,3 @@ def test_every_instance_has_its_line(run: Path, tmp_path: Path) -> None:
 def test_a_setting_without_a_part_in_it_is_refused(run: Path, setting: str, fault: str) -> None:
     with pytest.raises(UserError, match=fault):
         evaluate_run(run, settings=[setting])
-
-
-def test_a_run_of_a_newer_format_is_refused(run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "newer"
-    shutil.copytree(run, copy)
-    identity = json.loads((copy / "run.json").read_text())
-    (copy / "run.json").write_text(json.dumps({**identity, "version": 9}))
-    with pytest.raises(UserError, match=r"run\.json has the format version 9"):
-        evaluate_run(copy)

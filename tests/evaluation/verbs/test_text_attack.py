@@ -78,13 +78,6 @@ def test_an_attack_is_a_run_of_its_own_about_one_label(tmp_path: Path) -> None:
     assert again["attack"]["soundness"]["run_dir"] == "attack/soundness-2", "nothing is replaced"
 
 
-def test_both_sides_of_a_debate_can_lie(tmp_path: Path) -> None:
-    run = played(tmp_path, experiment(tmp_path, "debate"))
-    found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])
-    assert found["attack"]["soundness"]["agents"] == ["prover1"]
-    assert found["attack"]["completeness"]["agents"] == ["prover0"]
-
-
 @pytest.mark.parametrize(
     ("protocol", "changes", "roles"),
     [
@@ -110,13 +103,15 @@ def test_where_roles_are_drawn_attackers_have_the_one_that_lies(
         assert all((record["reward"]["prover"] == 1) == (record["verdict"] == wanted) for record in told)
 
 
-def test_where_the_speaker_is_drawn_the_attacker_is(tmp_path: Path) -> None:
-    run = played(tmp_path, experiment(tmp_path, "consultancy"))
+@pytest.mark.parametrize("protocol", ["debate", "consultancy"])
+def test_both_sides_can_lie_and_where_the_speaker_is_drawn_the_attacker_is(tmp_path: Path, protocol: str) -> None:
+    run = played(tmp_path, experiment(tmp_path, protocol))
     found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])
     for goal, attacker in (("soundness", "prover1"), ("completeness", "prover0")):
+        assert found["attack"][goal]["agents"] == [attacker]
         with RunFolder.open(run / found["attack"][goal]["run_dir"]) as opened:
             told = [record for name in opened.transcript_names() for record in opened.read_transcripts(name)]
-        assert {record["seed"] % 2 for record in told} == {int(attacker == "prover1")}
+        assert protocol == "debate" or {record["seed"] % 2 for record in told} == {int(attacker == "prover1")}
 
 
 def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
