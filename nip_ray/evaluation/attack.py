@@ -36,7 +36,7 @@ from nip_ray.evaluation.attack_table import (
     wanted_for,
 )
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
-from nip_ray.evaluation.intervals import Proportion, proportion
+from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.message_search import MessageSearch
@@ -368,5 +368,5 @@ def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: part.shape for name, part in state.items()}
 
 
-def _share(right_B: Tensor) -> Proportion:
+def _share(right_B: Tensor) -> Mean:
     return proportion(int(right_B.sum()), len(right_B))

@@ -8,7 +8,7 @@ from torch import nn
 
 from nip_ray.evaluation.calibration import calibration
 from nip_ray.evaluation.enumerated import as_exact, distinct_part
-from nip_ray.evaluation.intervals import Proportion, proportion, ratio
+from nip_ray.evaluation.intervals import Mean, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, symbol_distance, worst_case
@@ -111,7 +111,7 @@ class Examination:
 
     def regression(
         self, networks: Mapping[str, nn.Module], settings: MessageRegressionSettings, rollout: Rollout | None = None
-    ) -> dict[str, Proportion]:
+    ) -> dict[str, Mean]:
         """Agent -> how much its first message says of the label; empty where that is not asked for. rollout: sampled (none: play one)."""
         if not settings.enabled:
             return {}

@@ -24,22 +24,10 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Proportion:
-    """A share of n trials with its interval. Without trials `estimate` is None and the interval is [0, 1]: nothing is known."""
-
-    estimate: float | None
-    lower: float
-    upper: float
-    n: int
-
-    def record(self) -> dict[str, float | int | None]:
-        """The same as JSON takes it."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class Mean:
-    """A mean of n values with its interval, which is None where the values say nothing of their spread: fewer than two, or all equal."""
+    """A mean or a share of n trials with its interval. That of a mean is None where the values say nothing of their spread: fewer than two,
+    or all equal. Of a share without trials `estimate` is None and the interval is [0, 1].
+    """
 
     estimate: float | None
     lower: float | None
@@ -51,21 +39,21 @@ class Mean:
         return asdict(self)
 
 
-def proportion(successes: int, n: int) -> Proportion:
+def proportion(successes: int, n: int) -> Mean:
     """The exact two-sided interval (Clopper-Pearson) of a share of which `successes` in `n` independent trials were seen.
 
-    Each side errs with probability at most 2.5 %. For n = 0 see `Proportion`. Raises ValueError for impossible counts.
+    Each side errs with probability at most 2.5 %. Raises ValueError for impossible counts.
     """
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes in {n} trials: expected 0 <= successes <= n")
     if n == 0:
-        return Proportion(None, 0.0, 1.0, 0)
+        return Mean(None, 0.0, 1.0, 0)
     from scipy.special import betaincinv  # scipy.stats takes a second to load, this a tenth
 
     tail = (1 - LEVEL) / 2
     lower = 0.0 if successes == 0 else float(betaincinv(successes, n - successes + 1, tail))
     upper = 1.0 if successes == n else float(betaincinv(successes + 1, n - successes, 1 - tail))
-    return Proportion(successes / n, lower, upper, int(n))
+    return Mean(successes / n, lower, upper, int(n))
 
 
 def mean(x_B: npt.ArrayLike) -> Mean:
@@ -83,7 +71,7 @@ def mean(x_B: npt.ArrayLike) -> Mean:
     return Mean(estimate, estimate - half, estimate + half, n)
 
 
-def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike) -> Proportion | Mean:
+def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike) -> Mean:
     """The ratio of two sums over G independent draws: games per round, a share of all moves.
 
     Its interval is that of the linearised ratio (the delta method; Cochran, "Sampling Techniques", 1977, equation 2.39) with Student's
@@ -141,7 +129,7 @@ def clustered_mean(x_I: npt.ArrayLike, n_I: npt.ArrayLike) -> Mean:
     return Mean(estimate, estimate - half, estimate + half, count)
 
 
-def clustered_share(successes_I: npt.ArrayLike, n_I: npt.ArrayLike) -> Mean | Proportion:
+def clustered_share(successes_I: npt.ArrayLike, n_I: npt.ArrayLike) -> Mean:
     """The same for successes in n_I trials, with the interval of a share (see above).
 
     Without trials `estimate` is None and the interval is [0, 1]. Raises ValueError for impossible counts.

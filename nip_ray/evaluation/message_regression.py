@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nip_ray.evaluation.intervals import Proportion, proportion
+from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
 from nip_ray.learning.supervised import fit
 from nip_ray.networks.basic import mlp
@@ -23,7 +23,7 @@ from nip_ray.seeding import generator, seeded, stable_seed
 from nip_ray.settings.experiment import MessageRegressionSettings
 
 
-def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Proportion]:
+def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Mean]:
     """Agent -> accuracy on the messages kept back, with its interval.
 
     rollout: each instance once, so that what is kept back is new, with sampled actions. Left out is an agent that sends nothing, and
@@ -63,7 +63,7 @@ def _one_hot(token_NCM: Tensor, num_symbols: int) -> Tensor:
 
 
 @torch.enable_grad()
-def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> Proportion | None:
+def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> Mean | None:
     """The share of the messages kept back whose label a perceptron reads right; None where either part would be empty."""
     count = math.ceil(len(y_N) * settings.test_share)
     if count == 0 or count == len(y_N):

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.aggregates import Z95
-from nip_ray.evaluation.intervals import Mean, Proportion, proportion, share_ends
+from nip_ray.evaluation.intervals import Mean, proportion, share_ends
 
 COVERAGES = (0.8, 0.9)
 _POINTS = 40
@@ -90,7 +90,7 @@ def _even(sure_N: Array, wrong_N: Array) -> Array:
     return (np.bincount(group_N, weights=wrong_N) / np.bincount(group_N))[group_N]
 
 
-def _precision(even_N: Array, most: int) -> Proportion:
+def _precision(even_N: Array, most: int) -> Mean:
     """Of the surest; within a tie its interval is of the nearest number of errors."""
     if most == 0 or most > len(even_N):
         return proportion(0, 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_ray.evaluation.intervals import Mean, Proportion, clustered_mean, clustered_share, mean, proportion, ratio
+from nip_ray.evaluation.intervals import Mean, clustered_mean, clustered_share, mean, proportion, ratio
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_bounds_solve_the_binomial_tails(counts: tuple[int, int]) -> None:
 
 
 def test_no_trials_say_nothing() -> None:
-    assert proportion(0, 0) == Proportion(None, 0.0, 1.0, 0)
+    assert proportion(0, 0) == Mean(None, 0.0, 1.0, 0)
     assert mean([]) == Mean(None, None, None, 0)
 
 

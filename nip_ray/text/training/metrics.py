@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.claims import score_difference, shares, sides
-from nip_ray.evaluation.intervals import Mean, Proportion, clustered_mean, clustered_share, proportion
+from nip_ray.evaluation.intervals import Mean, clustered_mean, clustered_share, proportion
 from nip_ray.evaluation.selective import selective
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import rulebook, verdict_of
@@ -199,7 +199,7 @@ def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
     }
 
 
-def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int) -> Mean | Proportion:
+def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int) -> Mean:
     x_I = np.bincount(item_B, weights=ratio.x_B, minlength=count)
     n_I = np.bincount(item_B, weights=ratio.n_B, minlength=count)
     return clustered_share(x_I, n_I) if ratio.share else clustered_mean(x_I, n_I)
