@@ -80,20 +80,33 @@ class Session:
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
         """
         from nip_ray.rllib.cluster import build_algorithm, start_ray
-        from nip_ray.runs.initial_weights import put_weights
+        from nip_ray.runs.initial_weights import initial_weights, put_weights
 
         prepare_process(self.config.runtime.num_threads)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         if checkpoint is None and self.config.pretraining.agents:
             start_ray(self.config)  # a cluster that is too small is told of before minutes of pretraining
-        given = self._first_weights() if checkpoint is None else {}
+        given: dict[str, dict[str, Any]] = {}
+        if checkpoint is None:  # what agents start with other than their own first weights
+            pretrained = self._pretrained() if self.config.pretraining.agents else {}
+            taken, notes = initial_weights(self.config, self.folder.path)
+            for note in notes:
+                say(f"warning: {note}")
+            given = {**pretrained, **taken}
         self.algorithm = build_algorithm(self.config if checkpoint is None else begun(self.config))
         self.algorithm.durations = self._durations
         if given:
             put_weights(self.algorithm, given)
         if checkpoint is not None:
-            self._load(checkpoint)
-        self._forget_after(self.iteration, own_checkpoints=not foreign)
+            try:
+                self.algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise UserError(f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run") from error
+        rewind_checkpoints(self.folder.checkpoints, -1 if foreign else self.iteration)
+        self.folder.rewind_metrics(self.iteration)
+        if mended := self.folder.mend_metrics(range(1, self.iteration + 1)):
+            self.warn(mended)
+        self.folder.rewind_transcripts(self.iteration)
         self.saved_at = -1 if foreign else self.iteration
         self._whole, self._kept, self._kept_at = True, None, time.monotonic()
         rows = self.folder.metrics()
@@ -246,29 +259,6 @@ class Session:
             self._kept = self.iteration, self.algorithm.training_state()
             self._kept_at = time.monotonic()
             self._copy_s = self._kept_at - began
-
-    def _load(self, checkpoint: Checkpoint) -> None:
-        try:
-            self.algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise UserError(f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run") from error
-
-    def _forget_after(self, iteration: int, own_checkpoints: bool) -> None:
-        rewind_checkpoints(self.folder.checkpoints, iteration if own_checkpoints else -1)
-        self.folder.rewind_metrics(iteration)
-        if mended := self.folder.mend_metrics(range(1, iteration + 1)):
-            self.warn(mended)
-        self.folder.rewind_transcripts(iteration)
-
-    def _first_weights(self) -> dict[str, dict[str, Any]]:
-        """What agents start with other than their own first weights: pretrained bodies, then weights of other runs."""
-        from nip_ray.runs.initial_weights import initial_weights
-
-        pretrained = self._pretrained() if self.config.pretraining.agents else {}
-        taken, notes = initial_weights(self.config, self.folder.path)
-        for note in notes:
-            say(f"warning: {note}")
-        return {**pretrained, **taken}
 
     def _pretrained(self) -> dict[str, dict[str, Any]]:
         from nip_ray.runs.pretraining import pretrain

@@ -51,6 +51,13 @@ def page_contents(source: RunSource, findings: Findings, running: bool = False) 
         places = {"estimate": accuracy.estimate, "lower": accuracy.lower, "upper": accuracy.upper}
         places |= {"chance": findings.chance, "baseline": None if findings.baseline is None else findings.baseline.estimate}
         scale = {name: round(1000 * min(1.0, max(0.0, share)), 1) for name, share in places.items() if share is not None}
+    groups = []
+    keys = {key for mode in ("greedy", "sampled") for key in section(source.evaluation, mode)} | {
+        k for row in source.rows[-20:] for k in row
+    }
+    for group, values in sorted(group_values(keys).items()):
+        rows = [_row(source, f"verifier/accuracy/{group}={value}", value, shares=True) for value in values[:GROUP_ROWS_SHOWN]]
+        groups.append({"group": short(group, 60), "rows": rows, "note": GROUP_NOTES.get(group, "")})
     names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
     claims = [(share, name) for share in ("completeness", "soundness") for name in names] if len(names) > 2 else []
     played = []
@@ -71,7 +78,7 @@ def page_contents(source: RunSource, findings: Findings, running: bool = False) 
         "figures": _figure_rows(source),
         "played": played,
         "exact": [(short(name, 80), f"{value:.4g}") for name, value in exact_figures(source).items()],
-        "groups": _group_tables(source),
+        "groups": groups[:6],
         "verdicts": [_row(source, f"verifier/{share}/{name}", f"{share}: {name}", True) for share, name in claims],
         "confusion": _confusion(source),
         "trust": trust(source, findings.accuracy is not None),
@@ -214,16 +221,6 @@ def _confusion(source: RunSource) -> dict[str, Any] | None:
             ]
             return {"columns": columns, "rows": rows, "mode": mode}
     return None
-
-
-def _group_tables(source: RunSource) -> list[dict[str, Any]]:
-    keys = {key for mode in ("greedy", "sampled") if isinstance(source.evaluation.get(mode), dict) for key in source.evaluation[mode]}
-    keys |= {key for row in source.rows[-20:] for key in row}
-    tables = []
-    for group, values in sorted(group_values(keys).items()):
-        rows = [_row(source, f"verifier/accuracy/{group}={value}", value, shares=True) for value in values[:GROUP_ROWS_SHOWN]]
-        tables.append({"group": short(group, 60), "rows": rows, "note": GROUP_NOTES.get(group, "")})
-    return tables[:6]
 
 
 def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, Any]:
