@@ -24,7 +24,7 @@ from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import begun, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.evaluation.players import players
+from nip_ray.evaluation.examine import Examination, players
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.redaction import Redactor
@@ -314,9 +314,7 @@ class Session:
         self.last_evaluation = _of_evaluation(figures)
         return figures
 
-    def _examination(self) -> Any:
-        from nip_ray.evaluation.examine import Examination
-
+    def _examination(self) -> Examination:
         examination = Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
         examination.alone = solo_run_score(self.config)
         return examination

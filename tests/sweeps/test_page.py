@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nip_ray.evaluation.report import curves as drawings
-from nip_ray.evaluation.report.pictures import Drawing
+from nip_ray.evaluation.report.curves import Drawing
 from nip_ray.sweeps import page as page_module
 from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.spec import SweepSpec, draw_settings, parse_sweep

@@ -13,7 +13,7 @@ from typing import Any
 
 from nip_ray.evaluation.report import drawings
 from nip_ray.evaluation.report.describe import label_words, verdicts_of
-from nip_ray.evaluation.report.pictures import agent_colours
+from nip_ray.evaluation.report.panels import agent_colours
 from nip_ray.evaluation.report.source import Record, RunSource, finite
 from nip_ray.protocols.spec import DECISIONS, TWO_VERDICTS, VERDICTS
 

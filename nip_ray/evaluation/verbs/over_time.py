@@ -26,8 +26,8 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.enumerated import as_exact, distinct_part
+from nip_ray.evaluation.examine import players
 from nip_ray.evaluation.intervals import mean, proportion
-from nip_ray.evaluation.players import players
 from nip_ray.evaluation.verbs.cross_play import Contestant, figures_of, places, played
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.opponent_pool import thinned
