@@ -14,6 +14,7 @@ from nip_ray.evaluation.report.source import (
     Figure,
     RunSource,
     cell,
+    count_words,
     figure_of,
     finite,
     interval_words,
@@ -230,4 +231,4 @@ def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, An
     counted = greedy or sampled
     columns = (("greedy", greedy), ("sampled", sampled), ("training", None if trained is None else Figure(trained)))
     cells = {column: cell(figure, shares) for column, figure in columns}
-    return {"label": short(label, 80), "n": "" if counted is None or counted.n is None else f"{counted.n:,}", **cells}
+    return {"label": short(label, 80), "n": count_words(counted), **cells}

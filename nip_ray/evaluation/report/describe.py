@@ -65,6 +65,12 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def entries(config: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The mappings of a list within a config, [] for anything else."""
+    found = config.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
 def has_held_out(config: Mapping[str, Any]) -> bool:
     """True if the run's evaluation asks about other instances than its training did, as far as the scenario's name tells."""
     return section(config, "scenario").get("name") not in GAMES_WITHOUT_SPLIT

@@ -147,15 +147,13 @@ def baseline_by(source: RunSource) -> str:
 
 def exact_figures(source: RunSource) -> dict[str, float]:
     """The figures of a game that were computed exactly, {} where there are none."""
-    table = source.evaluation.get("exact")
-    found = {name: finite(value) for name, value in table.items()} if isinstance(table, dict) else {}
+    found = {name: finite(value) for name, value in section(source.evaluation, "exact").items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def played_figures(source: RunSource) -> dict[str, Figure]:
     """What the scenario found in games of its own, {} where it plays none."""
-    table = source.evaluation.get("figures")
-    found = {name: figure_of(record) for name, record in table.items()} if isinstance(table, dict) else {}
+    found = {name: figure_of(record) for name, record in section(source.evaluation, "figures").items()}
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
@@ -240,9 +238,7 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
         tone = "plain" if tone == "good" and not better else tone
     else:
         not_shown.append("That it decides better than without a prover: no such baseline was computed.")
-    value = source.told("message_value")
-    silenced = value.get("silenced") if isinstance(value, dict) else None
-    lost = figure_of(silenced.get("lost")) if isinstance(silenced, dict) else None
+    lost = figure_of(section(source.part("message_value"), "silenced").get("lost"))
     if lost is not None:
         # One trained to listen can do worse in silence than one that never heard anybody: without a better accuracy than that of a verifier
         # alone a loss shows that it relies on messages, not that they help.

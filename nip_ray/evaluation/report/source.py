@@ -59,6 +59,11 @@ class RunSource:
         unseen = self.evaluation.get("unseen")
         return unseen[part] if isinstance(unseen, dict) and part in unseen else self.evaluation.get(part)
 
+    def part(self, name: str) -> Record:
+        """The same of a part that is a mapping, {} for anything else."""
+        found = self.told(name)
+        return found if isinstance(found, dict) else {}
+
 
 def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     """Everything a report needs. transcripts: which file of them, as in 000050 (None: the newest that can be read).
@@ -271,6 +276,11 @@ def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], s
         if records:
             return records, path.name, unreadable
     return [], "", unreadable
+
+
+def count_words(figure: Figure | None) -> str:
+    """Of how many a figure is, "" where it is unknown."""
+    return "" if figure is None or figure.n is None else f"{figure.n:,}"
 
 
 def cell(figure: Figure | None, shares: bool = True) -> tuple[str, str]:
