@@ -3,18 +3,19 @@
 Decisions that matter here:
 - the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that it ended with, all
   frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for the verdict that it wants. What fooled
-  the verifier is then just what is learned from. Its transcripts, its records of calls and its bill stand there;
+  the verifier is then just what is learned from. Its transcripts, its records of calls and its bill stand there, and `budget` holds for
+  it as for any run;
 - a run whose agents learn from their own tokens is attacked by its own rule, with the run's settings but for its warm-up and its
   curriculum; any other by expert iteration;
 - two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues about training
   items, in the first and in the last iteration, and measured on the held-out ones, which no choice and no training has seen. It goes on
   from there where instructions or the best of n are asked for (`nip_ray.evaluation.verbs.text_search`), and then the last of these counts;
 - goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
-- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's dialogues;
-- an attack costs what a run costs: `budget` holds for it as for any run.
+- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's dialogues.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -248,13 +249,10 @@ def _trained(
             store_roles(folder, roles, speakers)
         about = replace(prepared, items=items, roles=roles, speakers=speakers)
         if learns_from_tokens(config):  # test the run's own models; the first checkpoint, from which the attack continues, has that bill
-            trainer = begin(config, folder, about, state)
-            assert isinstance(trainer, PolicyGradientTrainer)
-            try:
+            with closing(begin(config, folder, about, state)) as trainer:
+                assert isinstance(trainer, PolicyGradientTrainer)
                 trainer.test(-1)
                 trainer.run_stage()
-            finally:
-                trainer.close()
         train(config, folder, about, state, quiet)
     return path, about
 
@@ -276,40 +274,33 @@ def _searched(
     items = about.items
     label = items["test"][0].y
     tasks = about.drawn(test_tasks(items["test"], config.seed, config.algorithm.num_test_items, 1))
+    own = {agent: found.model for agent, found in language_agents(config).items()}
+    kind = TokenTalks if learns_from_tokens(config) else ClientTalks
     with RunFolder.open(path, write=True) as folder:
-        own = {agent: found.model for agent, found in language_agents(config).items()}
         models = own if start["name"] == "own" else {**own, **load_state(folder).models()}
-        talks = (TokenTalks if learns_from_tokens(config) else ClientTalks)(config, folder, about, models)
-        try:
+        with closing(kind(config, folder, about, models)) as talks:
+
+            def propose(chat: Any, number: int) -> str:
+                return talks.reply(agents[0], chat, stage, number)
+
             if asks:
                 tries = about.drawn(test_tasks(items["train"], config.seed, settings.text_prompt_items, 1))
                 with talks.stage("train", stage) as hold:
-                    prompts = tried_instructions(
-                        hold,
-                        scenario,
-                        tries,
-                        agents,
-                        label,
-                        settings.text_prompts,
-                        settings.text_proposed_prompts,
-                        lambda chat, number: talks.reply(agents[0], chat, stage, number),
-                    )
+                    given, proposals = settings.text_prompts, settings.text_proposed_prompts
+                    prompts = tried_instructions(hold, scenario, tries, agents, label, given, proposals, propose)
                 chosen = next(row for row in prompts if row["chosen"])
                 if chosen["instruction"]:
                     scenario = instructed(scenario, agents, chosen["instruction"])
+                    more = {"instruction": chosen["instruction"], "start": start["name"], "selection": chosen["selection"]}
                     with talks.stage("test", stage) as hold:
-                        told = {"instruction": chosen["instruction"], "start": start["name"], "selection": chosen["selection"]}
-                        made.append(
-                            _row("prompt", "prompt", hold(scenario, tasks), protocol, 1 - label, **told, iterations=start["iterations"])
-                        )
+                        dialogues = hold(scenario, tasks)
+                    made.append(_row("prompt", "prompt", dialogues, protocol, 1 - label, **more, iterations=start["iterations"]))
             if settings.text_best_of > 1:
                 with talks.stage("test", stage + 1) as hold:
                     found = best_of(hold, scenario, tasks, agents, label, settings.text_best_of)
                 more = {"start": made[-1]["name"] if made else start["name"], "search": found.curve(settings.text_best_of)}
                 row = _row("best_of", "best_of", found.again, protocol, 1 - label, **more, selection=None, iterations=start["iterations"])
                 made.append({**row, "dialogues": found.held})
-        finally:
-            talks.close()
     return made, prompts
 
 
