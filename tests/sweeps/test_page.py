@@ -46,7 +46,7 @@ def written(folder: Path, spec: SweepSpec, trials: list[TrialRecord]) -> str:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty pictures, for tests of words: drawing is what takes the time."""
-    monkeypatch.setattr(drawings, "picture", lambda *arguments, **options: Drawing("<svg></svg>", b""))
+    monkeypatch.setattr(drawings, "draw", lambda panel: Drawing("<svg></svg>", b""))
 
 
 class Page(HTMLParser):
