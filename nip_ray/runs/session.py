@@ -296,7 +296,7 @@ class Session:
         began = time.perf_counter()
         settings, examination = self.config.evaluation, self._examination()
         networks = players(self.config, self.algorithm.networks())
-        figures: dict[str, float] = examination.exact(networks)
+        figures: dict[str, Any] = examination.exact(networks)
         rollout = None
         for name, wanted, greedy in (("eval", settings.greedy, True), ("eval_sampled", settings.sampled, False)):
             if wanted:
