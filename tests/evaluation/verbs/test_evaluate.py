@@ -72,11 +72,10 @@ def test_one_json_object_and_nothing_else(run: Path) -> None:
     assert sorted(path for path in run.rglob("*")) == before, "evaluating writes nothing"
 
 
-@pytest.mark.parametrize("iteration", [1, 2, 3, 4])
-def test_every_checkpoint(run: Path, iteration: int) -> None:
-    figures = call(run, "--checkpoint", str(iteration))
-    assert figures["iteration"] == iteration
-    assert without_bounds(figures) == evaluated(rows(run)[iteration - 1])
+def test_an_earlier_checkpoint(run: Path) -> None:
+    figures = call(run, "--checkpoint", "2")
+    assert figures["iteration"] == 2
+    assert without_bounds(figures) == evaluated(rows(run)[1])
 
 
 def test_every_figure_comes_with_its_sample_size_and_the_record_that_it_is_from(run: Path) -> None:
