@@ -35,7 +35,9 @@ def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
     from nip_ray.config.keys import resumable
     from nip_ray.config.load import is_runner, text_names
+    from nip_ray.protocols.tables import PROTOCOLS, table_of
     from nip_ray.settings.drivers import RunnerSettings
+    from nip_ray.settings.protocol import ProtocolParams
     from nip_ray.settings.sweep import SweepSettings
 
     data = _on_the_line(ctx)
@@ -46,7 +48,8 @@ def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
         kinds = (TextExperimentConfig,)
     else:
         kinds = (ExperimentConfig,) if data else (ExperimentConfig, TextExperimentConfig)
-    agents = _agents(str(named.get("protocol", "nip")))
+    protocol = str(named.get("protocol", "nip"))
+    agents = table_of(protocol, ProtocolParams()).agents if protocol in PROTOCOLS else ("prover", "verifier")
     found = {key: takes for kind in kinds for key, takes in _keys(kind, data, agents)}
     if ctx.info_name == "sweep":
         found |= _keys(SweepSettings, data.get("sweep"), agents, "sweep.")
@@ -69,13 +72,6 @@ def _on_the_line(ctx: typer.Context) -> Mapping[str, Any]:
         return read_mapping(given[0], [text for text in ctx.params.get("settings") or () if "=" in text])[0]
     except UserError:
         return {}
-
-
-def _agents(protocol: str) -> tuple[str, ...]:
-    from nip_ray.protocols.tables import PROTOCOLS, table_of
-    from nip_ray.settings.protocol import ProtocolParams
-
-    return table_of(protocol, ProtocolParams()).agents if protocol in PROTOCOLS else ("prover", "verifier")
 
 
 def _keys(kind: type, data: Any, agents: Sequence[str], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -97,9 +97,13 @@ def _files(kind: Kind, name: str, out: Path) -> dict[Path, str]:
     _check_name(kind, name)
     example, old, old_class = f"examples/own_{kind}", _CALLED[kind], _CLASSES.get(kind, "no class")
     new_class = "".join(part.title() for part in name.split("_"))
-    code, config = ((_examples() / f"own_{kind}.{suffix}").read_text(encoding="utf-8") for suffix in ("py", "yaml"))
+    package = Path(__file__).resolve().parents[1]  # with the examples where it is installed; in a clone they are beside it
+    folder = next(found for found in (package / "examples", package.parent / "examples") if found.is_dir())
+    code, config = ((folder / f"own_{kind}.{suffix}").read_text(encoding="utf-8") for suffix in ("py", "yaml"))
     class_name = re.compile(rf"\b{old_class}(?=(Settings|Chat|Learner|Config)\b|[(\":)])")
-    _check_words(name, {name, *(f"{new_class}{found[1] or ''}" for found in class_name.finditer(code))}, code)
+    words = {name, *(f"{new_class}{found[1] or ''}" for found in class_name.finditer(code))}
+    if taken := sorted(words & {token.string for token in generate_tokens(StringIO(code).readline) if token.type == NAME}):
+        raise UserError(f"{name}: {taken[0]} means something else in the file to be written, choose another name, as in my_{name}")
     config = config.replace(f"[{example}.py]", f"[{json.dumps(str(out / name) + '.py')}]").replace(f"own-{kind}", name.replace("_", "-"))
     files = {}
     for suffix, text in (("py", code), ("yaml", config)):
@@ -108,12 +112,6 @@ def _files(kind: Kind, name: str, out: Path) -> dict[Path, str]:
     imports, check = _CHECKS[kind]
     files[out / f"test_{name}.py"] = _TEST.replace("IMPORTS", imports).replace("CHECK", check).replace("NAME", name)
     return files
-
-
-def _examples() -> Path:
-    """The folder of the examples: in the package where it is installed, beside it in a clone."""
-    package = Path(__file__).resolve().parents[1]
-    return next(folder for folder in (package / "examples", package.parent / "examples") if folder.is_dir())
 
 
 def _check_name(kind: Kind, name: str) -> None:
@@ -137,10 +135,3 @@ def _check_name(kind: Kind, name: str) -> None:
         )
     if find_spec(name) is not None or find_spec(f"test_{name}") is not None:
         raise UserError(f"{name}: is a Python module that is installed, which {name}.py would hide; choose another name, as in my_{name}")
-
-
-def _check_words(name: str, words: set[str], code: str) -> None:
-    """UserError where one of the words to be put into the code of the example means something there already."""
-    used = {token.string for token in generate_tokens(StringIO(code).readline) if token.type == NAME}
-    if taken := sorted(words & used):
-        raise UserError(f"{name}: {taken[0]} means something else in the file to be written, choose another name, as in my_{name}")

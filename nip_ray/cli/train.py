@@ -1,6 +1,7 @@
 """`nip-ray train` and `nip-ray resume`."""
 
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -62,7 +63,12 @@ def train(
             folder = run_dir
             result = resume_as(checked, folder, quiet=quiet)
         else:
-            folder = _free_run_dir(checked.name, checked.seed) if run_dir is None else _new_run_dir(run_dir)
+            if run_dir is None:  # runs/NAME-seedSEED, or with -2, -3 ... behind it: the first that does not exist
+                first = Path("runs") / f"{checked.name}-seed{checked.seed}"
+                names = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
+                folder = next(name for name in names if not name.exists())
+            else:
+                folder = _new_run_dir(run_dir)
             from nip_ray.runs.experiment import run_experiment
 
             result = run_experiment(checked, folder, quiet=quiet)
@@ -120,16 +126,6 @@ def _new_run_dir(folder: Path) -> Path:
     if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()) and not only_begun(folder):
         hint = f"`nip-ray resume {quote(str(folder))}` continues it, or " if is_run(folder) else ""
         raise UserError(f"--run-dir {folder}: is not empty, {hint}name a new or empty folder")
-    return folder
-
-
-def _free_run_dir(name: str, seed: int) -> Path:
-    """runs/NAME-seedSEED, or with -2, -3 ... behind it: the first that does not exist."""
-    first = Path("runs") / f"{name}-seed{seed}"
-    folder, number = first, 1
-    while folder.exists():
-        number += 1
-        folder = first.with_name(f"{first.name}-{number}")
     return folder
 
 

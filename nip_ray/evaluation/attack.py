@@ -36,7 +36,7 @@ from nip_ray.evaluation.attack_table import (
     wanted_for,
 )
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
-from nip_ray.evaluation.intervals import Proportion, proportion
+from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.message_search import MessageSearch
@@ -158,15 +158,24 @@ class _Attack:
 
     def _rows(self, who: str, tried: "Sequence[Tried]") -> list[dict[str, Any]]:
         """A row for each attacker, for the verdict or for the vote of a member of a panel."""
-        return [
-            {
-                **_described(one.attacker),
-                **self._figures(one.held_out[who]),
-                "selection": _share(self._right(one.selection[who], self.selection)).record(),
-                "curve": list(one.attacker.curve),
-            }
-            for one in tried
-        ]
+        rows, undecided = [], self.target.scenario.protocol.undecided
+        for attacker, verdict_B, selection_B in ((one.attacker, one.held_out[who], one.selection[who]) for one in tried):
+            more: dict[str, Any] = {"budget": list(attacker.budget)} if attacker.budget else {}
+            if attacker.kind == "search":
+                more = {"start": attacker.start, "search": list(attacker.search)}
+            rows.append(
+                {
+                    **{name: getattr(attacker, name) for name in ("name", "kind", "size", "seed", "iterations")},
+                    **more,
+                    "mode": "greedy" if attacker.greedy else "sampled",
+                    "held_out": _share(self._right(verdict_B, self.held_out)).record(),
+                    "fooled": _share(verdict_B == self.wanted).record(),
+                    "undecided": _share(verdict_B == undecided).record(),
+                    "selection": _share(self._right(selection_B, self.selection)).record(),
+                    "curve": list(attacker.curve),
+                }
+            )
+        return rows
 
     # ---------------------------------------------------------------------------------------------------- the attackers
 
@@ -283,11 +292,6 @@ class _Attack:
         drawn_B = episode_seeds(stable_seed(self.seed, "measured"), 0, count)
         return self.target.scenario.protocol.seeds_within(self.roles, drawn_B, self.agents)
 
-    def _figures(self, verdict_B: Tensor) -> dict[str, Any]:
-        found = {"held_out": self._right(verdict_B, self.held_out), "fooled": verdict_B == self.wanted}
-        found["undecided"] = verdict_B == self.target.scenario.protocol.undecided
-        return {name: _share(found_B).record() for name, found_B in found.items()}
-
     def _right(self, verdict_B: Tensor, id_B: Tensor) -> Tensor:
         """(B,) bool: where an instance is judged rightly."""
         return verdict_B == self.target.scenario.label_I[id_B]
@@ -306,7 +310,12 @@ class _Attack:
             found |= {"every_message": expected(1 - measured[:, 1]), "every_message_fooled": expected(measured[:, 0])}
         if "sampled" in of:
             found["every_message_sampled"] = expected(1 - of["sampled"][:, 1])
-        if "best questions" in of and _asks(self.target.scenario.protocol):
+        protocol = self.target.scenario.protocol
+        turn_RA = protocol.turn_table_SKAC.any(3).any(0)
+        rounds = {agent: turn_RA[:, place].nonzero().flatten().tolist() for place, agent in enumerate(protocol.agents)}
+        first = min((r for agent in protocol.verifiers for r in rounds[agent]), default=protocol.max_rounds)
+        asks = any(first < r for prover in protocol.provers for r in rounds[prover])  # says anything before a prover's last turn
+        if "best questions" in of and asks:
             asked = {"own": "greedy", "random": "random questions", "best": "best questions"}
             found["questions"] = {name: expected(1 - of[way][:, 1]) for name, way in asked.items()}
         return found, measured
@@ -355,26 +364,9 @@ class _Attack:
         return id_I[kept:], id_I[:kept]
 
 
-def _asks(protocol: Protocol) -> bool:
-    """True if the verifier says anything before a prover's last turn."""
-    turn_RA = protocol.turn_table_SKAC.any(3).any(0)
-    rounds = {agent: turn_RA[:, place].nonzero().flatten().tolist() for place, agent in enumerate(protocol.agents)}
-    first = min((r for agent in protocol.verifiers for r in rounds[agent]), default=protocol.max_rounds)
-    return any(first < r for prover in protocol.provers for r in rounds[prover])
-
-
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: part.shape for name, part in state.items()}
 
 
-def _described(attacker: Attacker) -> dict[str, Any]:
-    mode = "greedy" if attacker.greedy else "sampled"
-    trained = {"size": attacker.size, "seed": attacker.seed, "iterations": attacker.iterations}
-    more: dict[str, Any] = {"budget": list(attacker.budget)} if attacker.budget else {}
-    if attacker.kind == "search":
-        more = {"start": attacker.start, "search": list(attacker.search)}
-    return {"name": attacker.name, "kind": attacker.kind, **trained, **more, "mode": mode}
-
-
-def _share(right_B: Tensor) -> Proportion:
+def _share(right_B: Tensor) -> Mean:
     return proportion(int(right_B.sum()), len(right_B))

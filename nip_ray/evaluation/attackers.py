@@ -25,7 +25,7 @@ from nip_ray.learning.supervised import fit
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn, episode_seeds
 from nip_ray.play.rollout import AgentRows, own_rows
 from nip_ray.play.scenario import Scenario
-from nip_ray.play.staged import Staged, stage
+from nip_ray.play.staged import stage
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.ppo import PPOSettings
@@ -118,7 +118,14 @@ def train_attacker(
     for iteration in range(settings.iterations):
         for optimizer in optimizers.values():
             optimizer.set_learning_rate(settings.lr * (1 - (1 - _LAST_LR) * iteration / settings.iterations))
-        played = _played(play, target, networks, settings, seed, iteration)
+        noise = generator(seed, "play", iteration, device=play.device)
+        for network in networks.values():
+            network.eval()
+        players = {agent: Player(network, noise) for agent, network in {**target.others, **networks}.items()}
+        chosen = torch.randint(len(target.ids), (settings.copies,), generator=generator(seed, "instances", iteration))
+        drawn_B = episode_seeds(stable_seed(seed, "episodes"), iteration, settings.copies)
+        seed_B = target.scenario.protocol.seeds_within(target.roles, drawn_B, tuple(networks))
+        played = stage(play, players, target.ids[chosen.to(target.ids.device)], seed_B)
         pay_BR = played.towards_BR(target.wanted)
         for agent, network in networks.items():
             rows = own_rows(target.scenario, played.rollout, agent)
@@ -131,20 +138,6 @@ def train_attacker(
         if not all(bool(torch.isfinite(part).all()) for part in network.parameters()):
             raise TrainingError(f"attack: the weights of {agent!r} are not finite any more; lower evaluation.attack.lr")
     return tuple(curve)
-
-
-def _played(
-    play: BatchedPlay, target: Target, networks: Mapping[str, nn.Module], settings: AttackSettings, seed: int, iteration: int
-) -> Staged:
-    """One iteration's episodes, everybody's actions sampled."""
-    noise = generator(seed, "play", iteration, device=play.device)
-    for network in networks.values():
-        network.eval()
-    players = {agent: Player(network, noise) for agent, network in {**target.others, **networks}.items()}
-    chosen = torch.randint(len(target.ids), (settings.copies,), generator=generator(seed, "instances", iteration))
-    drawn_B = episode_seeds(stable_seed(seed, "episodes"), iteration, settings.copies)
-    seed_B = target.scenario.protocol.seeds_within(target.roles, drawn_B, tuple(networks))
-    return stage(play, players, target.ids[chosen.to(target.ids.device)], seed_B)
 
 
 @torch.enable_grad()

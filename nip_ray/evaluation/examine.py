@@ -1,4 +1,4 @@
-"""Examining agents on the instances of a split: every instance once, with the most likely actions or with sampled ones."""
+"""Examining a run's agents on the instances of a split: every instance once, with the most likely actions or with sampled ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,23 +6,35 @@ from typing import Any
 import torch
 from torch import nn
 
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.learning_rules import value_learners
 from nip_ray.evaluation.calibration import calibration
 from nip_ray.evaluation.enumerated import as_exact, distinct_part
-from nip_ray.evaluation.intervals import Proportion, proportion, ratio
+from nip_ray.evaluation.intervals import Mean, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, symbol_distance, worst_case
+from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.panels import VERDICT, judged
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.play.staged import stage_all
 from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.experiment import MessageRegressionSettings
 
 _BATCH = 512  # copies at once: keeps memory flat on large splits
 FITTED = "fitted classifier"
 _NO_REGRESSION = MessageRegressionSettings()
+
+
+def players(config: ExperimentConfig, networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Agent -> who plays for it: its network, or what plays the best move where deep Q-learning made its logits values."""
+    if not isinstance(config.algorithm, DQNSettings):
+        return dict(networks)
+    learned = value_learners(config, tuple(networks))
+    return {agent: GreedyPlayer(network) if agent in learned else network for agent, network in networks.items()}
 
 
 class Examination:
@@ -111,7 +123,7 @@ class Examination:
 
     def regression(
         self, networks: Mapping[str, nn.Module], settings: MessageRegressionSettings, rollout: Rollout | None = None
-    ) -> dict[str, Proportion]:
+    ) -> dict[str, Mean]:
         """Agent -> how much its first message says of the label; empty where that is not asked for. rollout: sampled (none: play one)."""
         if not settings.enabled:
             return {}

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nip_ray.evaluation.intervals import Proportion, proportion
+from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
 from nip_ray.learning.supervised import fit
 from nip_ray.networks.basic import mlp
@@ -26,7 +26,7 @@ _KEPT_BACK = 0.2  # share of the messages that the perceptron is examined on
 _HIDDEN, _MINIBATCH, _LR = 64, 512, 0.001
 
 
-def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Proportion]:
+def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Mean]:
     """Agent -> accuracy on the messages kept back, with its interval.
 
     rollout: each instance once, so that what is kept back is new, with sampled actions. Left out is an agent that sends nothing, and
@@ -65,7 +65,7 @@ def _one_hot(token_NCM: Tensor, num_symbols: int) -> Tensor:
     return nn.functional.one_hot(token_NCM.cpu() + 1, num_symbols + 1)[..., 1:].flatten(1).float()
 
 
-def _score(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: int) -> Proportion | None:
+def _score(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: int) -> Mean | None:
     """The share of the messages kept back whose label is read right; None where either part would be empty."""
     count = math.ceil(len(y_N) * _KEPT_BACK)
     if count == 0 or count == len(y_N):

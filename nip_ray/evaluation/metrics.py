@@ -1,25 +1,10 @@
 """What a rollout says of the verifier, of everyone's pay and of zero knowledge, as flat metrics; and the worst of several rollouts.
 
-Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` before them. `docs/metrics.md` defines each.
-
-- ``verifier/accuracy``, ``verifier/completeness`` (accepted, of y = 1), ``verifier/soundness`` (rejected, of y = 0),
-  ``verifier/undecided``: shares of episodes. An episode that ends undecided counts as wrong in the first three.
-- with more than two verdicts, ``.../completeness/<verdict>`` and ``.../soundness/<verdict>`` of the claim that an instance is of that
-  class, and both over all claims: see `nip_ray.evaluation.claims.shares`. ``verifier/confusion/<label>=<verdict>``, of examinations: of
-  the instances of a label, how many got this verdict.
-- ``verifier/accuracy/<group>=<value>``: accuracy on the instances of one group, for example ``verifier/accuracy/wl_score=-1``.
-- ``.../role=<role>`` behind accuracy, completeness, soundness, undecided and everybody's return: of the episodes that drew this role.
-- ``episode_length``: mean rounds. ``<agent>/return``: mean undiscounted sum of an episode's rewards, for every agent.
-- ``score_difference``: mean return of honest provers less that of lying ones (`nip_ray.evaluation.claims`); where there are both.
-- ``simulator/message_distance``, ``simulator/decision_distance``: under zero knowledge, how far the simulator's conversation is from the
-  adversarial verifier's: of the two agents' distributions, turn by turn, each in the conversation that it sees
-  (`nip_ray.learning.similarity.choice_distances`); the mean over an episode's rounds, then over episodes.
-- ``simulator/symbol_distance``: of what was in fact said, counted over all episodes of an examination. These distances are total
-  variations in [0, 1], and 0 is what zero knowledge asks for. They measure this simulator: another might come nearer.
-
-A share of no episodes has no value, so its key is left out; a game without a verifier has no ``verifier/…`` at all. The word
-``verifier`` stands for the role, whatever the agent is called. Where a panel decides it stands for the panel's verdict, and every member
-has the same shares of its own vote under its name: ``judge0/accuracy`` and so on.
+Decisions that matter here:
+- keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` before them. docs/metrics.md defines each;
+- a share of no episodes has no value, so its key is left out; a game without a verifier has no ``verifier/…`` at all;
+- ``verifier`` stands for the role, whatever the agent is called. Where a panel decides it stands for the panel's verdict, and every member
+  has the same shares of its own vote under its name: ``judge0/accuracy`` and so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,15 +37,13 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
     return found | {name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)}
 
 
-def evaluation_record(
-    protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], level: float = 0.95
-) -> dict[str, dict[str, float | int | None]]:
+def evaluation_record(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, dict[str, float | int | None]]:
     """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON.
 
     Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play each
     instance once, because repeated plays of one instance are not independent trials.
     """
-    found = {name: proportion(*count, level).record() for name, count in _counts(protocol, rollout, groups).items()}
+    found = {name: proportion(*count).record() for name, count in _counts(protocol, rollout, groups).items()}
     if not protocol.two_verdicts:
         # Of the instances of each label, how many got each verdict.
         verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
@@ -68,10 +51,10 @@ def evaluation_record(
         for label, name in enumerate(protocol.verdicts):
             given = np.bincount(verdict_B[y_B == label], minlength=protocol.undecided + 1).tolist()
             counts |= {f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)}
-        found |= {key: proportion(k, n, level).record() for key, (k, n) in counts.items()}
+        found |= {key: proportion(k, n).record() for key, (k, n) in counts.items()}
     if (honesty := _score_difference(protocol, rollout)).estimate is not None:
         found["score_difference"] = honesty.record()
-    return found | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
+    return found | {name: mean(x_B).record() for name, x_B in _episode_values(protocol, rollout).items()}
 
 
 def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:

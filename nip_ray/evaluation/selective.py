@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.aggregates import Z95
-from nip_ray.evaluation.intervals import Mean, Proportion, proportion, share_ends
+from nip_ray.evaluation.intervals import Mean, proportion, share_ends
 
 COVERAGES = (0.8, 0.9)
 _POINTS = 40
@@ -45,12 +45,15 @@ def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False)
     wrong_N = (y_N < 0.5 if of_verdict else (graded_N > 0.5) != (y_N > 0.5)).astype(np.float64)[order_N]
     even_N = _even(sure_N[order_N], wrong_N)
     risk_N = np.cumsum(even_N) / np.arange(1, len(even_N) + 1)
-    shown = np.unique(np.linspace(0, len(risk_N) - 1, min(_POINTS, len(risk_N))).round().astype(int)) if len(risk_N) else []
+    curve = []
+    for k in np.unique(np.linspace(0, len(risk_N) - 1, min(_POINTS, len(risk_N))).round().astype(int)) if len(risk_N) else ():
+        ends = proportion(round(float(risk_N[k] * (k + 1))), int(k) + 1)  # within a tie of the nearest number of errors
+        curve.append({"coverage": (k + 1) / count, "risk": float(risk_N[k]), "lower": ends.lower, "upper": ends.upper})
     return {
         "area": area(risk_N, even_N).record(),
         "coverage": proportion(len(y_N), count).record(),
         "precision": {str(share): _precision(even_N, math.ceil(share * count - 1e-9)).record() for share in COVERAGES},
-        "curve": [{"coverage": (k + 1) / count, "risk": float(risk_N[k]), **_ends(risk_N, k)} for k in shown],
+        "curve": curve,
     }
 
 
@@ -79,12 +82,6 @@ def _chances(wrong_N: Array) -> Array:
     return (sum_N[last_N] - sum_N[first_N] + 0.5) / (last_N - first_N + 1)
 
 
-def _ends(risk_N: Array, k: int) -> dict[str, float]:
-    """The exact interval of the risk of the k + 1 surest; within a tie, of the nearest number of errors."""
-    found = proportion(round(float(risk_N[k] * (k + 1))), int(k) + 1)
-    return {"lower": found.lower, "upper": found.upper}
-
-
 def _even(sure_N: Array, wrong_N: Array) -> Array:
     """Of verdicts that are equally sure the mean of all."""
     if len(wrong_N) == 0:
@@ -93,7 +90,7 @@ def _even(sure_N: Array, wrong_N: Array) -> Array:
     return (np.bincount(group_N, weights=wrong_N) / np.bincount(group_N))[group_N]
 
 
-def _precision(even_N: Array, most: int) -> Proportion:
+def _precision(even_N: Array, most: int) -> Mean:
     """Of the surest; within a tie its interval is of the nearest number of errors."""
     if most == 0 or most > len(even_N):
         return proportion(0, 0)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nip_ray.evaluation.report.instances import INSTANCES, read_pictures
+from nip_ray.evaluation.report.source import INSTANCES, read_pictures
 from nip_ray.play.rollout import Dialogue, Rollout
 from nip_ray.play.scenario import Scenario
 

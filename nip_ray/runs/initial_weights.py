@@ -103,11 +103,9 @@ def _surroundings(config: ExperimentConfig) -> dict[str, Any]:
 
 def _differing(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, str]:
     """The tensors that are missing or of another shape, and how."""
-    shapes = {name: (_shape(theirs, name), _shape(ours, name)) for name in {**ours, **theirs}}
+
+    def shape(state: Mapping[str, Tensor], name: str) -> str:
+        return " x ".join(map(str, state[name].shape)) or "one number" if name in state else "missing"
+
+    shapes = {name: (shape(theirs, name), shape(ours, name)) for name in {**ours, **theirs}}
     return {name: f"{name} is {there} there and {here} here" for name, (there, here) in shapes.items() if there != here}
-
-
-def _shape(state: Mapping[str, Tensor], name: str) -> str:
-    if name not in state:
-        return "missing"
-    return " x ".join(str(size) for size in state[name].shape) or "one number"

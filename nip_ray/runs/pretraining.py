@@ -71,7 +71,7 @@ def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None
     made = {}
     for agent in config.pretraining.agents:
         pupil = _pupil(config, agent, fresh)
-        found, figures, notes = _learned(config, pupil, cache, report or _silent)
+        found, figures, notes = _learned(config, pupil, cache, report or (lambda *_: None))
         with_head = config.pretraining.include_heads and agent in real.protocol.deciders
         made[agent] = Pretrained({**found["body"], **(found["head"] if with_head else {})}, figures, notes)
     return made
@@ -110,7 +110,8 @@ def _pupil(config: ExperimentConfig, agent: str, fresh: dict[str, nn.Module]) ->
     alone = played_scenario(config.protocol, config.scenario, SoloSettings(agent=agent)).to(_device(config))
     network = alone.build_agent(agent, stable_seed(config.seed, "agent", agent))
     first, own = fresh[agent].state_dict(), network.state_dict()
-    network.load_state_dict({name: first[name] if _fits(first.get(name), value) else value for name, value in own.items()})
+    kept = {name: value for name, value in first.items() if name in own and value.shape == own[name].shape}
+    network.load_state_dict({**own, **kept})
     network.to(_device(config)).eval()  # no noise yet, and running statistics stay as they are
     body = network.body()  # type: ignore[operator]
     if body is None:
@@ -156,7 +157,13 @@ def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Re
     state = pupil.network.state_dict()
     parts = {"body": pupil.body, "head": pupil.head}
     weights = {part: {name: state[name].detach().cpu().clone() for name in names} for part, names in parts.items()}
-    return {"weights": weights, "figures": {**curves, "held_out": _held_out(pupil)}}
+    pupil.network.eval()
+    correct, ids = 0.0, pupil.scenario.ids("test")
+    with torch.no_grad():
+        for id_N in ids.split(_BATCH):
+            obs, y_N = pupil.silent_turns(id_N)
+            correct += float(accuracy(pupil.network(obs, True, False)[0], y_N)) * len(y_N)
+    return {"weights": weights, "figures": {**curves, "held_out": proportion(round(correct), len(ids)).record()}}
 
 
 def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator[dict[str, float]]:
@@ -184,17 +191,6 @@ def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator
             fit(loss, optimizer, in_minibatches(order, settings.minibatch_size), settings.max_grad_norm)
         mean_loss, mean_accuracy = (sums / len(ids)).tolist()
         yield {"loss": mean_loss, "accuracy": mean_accuracy}
-
-
-@torch.no_grad()
-def _held_out(pupil: _Pupil) -> dict[str, float | int | None]:
-    """The accuracy on the test split, with its interval."""
-    pupil.network.eval()
-    correct, ids = 0.0, pupil.scenario.ids("test")
-    for id_N in ids.split(_BATCH):
-        obs, y_N = pupil.silent_turns(id_N)
-        correct += float(accuracy(pupil.network(obs, True, False)[0], y_N)) * len(y_N)
-    return proportion(round(correct), len(ids)).record()
 
 
 class _Damaged(Exception):
@@ -266,14 +262,6 @@ def _read(path: Path, key: str) -> dict[str, Any] | None:
         raise _Damaged(f"it holds something else than tensors and plain values: {type(error).__name__}") from None
 
 
-def _fits(value: Tensor | None, other: Tensor) -> bool:
-    return value is not None and value.shape == other.shape
-
-
 def _device(config: ExperimentConfig) -> str:
     """Where the main process learns."""
     return "cuda" if config.learners.num_gpus_per_learner > 0 and torch.cuda.is_available() else "cpu"
-
-
-def _silent(agent: str, epochs: int, figures: dict[str, float]) -> None:
-    """For callers who want no report."""

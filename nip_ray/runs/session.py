@@ -24,7 +24,7 @@ from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import begun, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.evaluation.players import players
+from nip_ray.evaluation.examine import Examination, players
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.redaction import Redactor
@@ -80,25 +80,42 @@ class Session:
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
         """
         from nip_ray.rllib.cluster import build_algorithm, start_ray
-        from nip_ray.runs.initial_weights import put_weights
+        from nip_ray.runs.initial_weights import initial_weights, put_weights
 
         prepare_process(self.config.runtime.num_threads)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         if checkpoint is None and self.config.pretraining.agents:
             start_ray(self.config)  # a cluster that is too small is told of before minutes of pretraining
-        given = self._first_weights() if checkpoint is None else {}
+        given: dict[str, dict[str, Any]] = {}
+        if checkpoint is None:  # what agents start with other than their own first weights
+            pretrained = self._pretrained() if self.config.pretraining.agents else {}
+            taken, notes = initial_weights(self.config, self.folder.path)
+            for note in notes:
+                say(f"warning: {note}")
+            given = {**pretrained, **taken}
         self.algorithm = build_algorithm(self.config if checkpoint is None else begun(self.config))
         self.algorithm.durations = self._durations
         if given:
             put_weights(self.algorithm, given)
         if checkpoint is not None:
-            self._load(checkpoint)
-        self._forget_after(self.iteration, own_checkpoints=not foreign)
+            try:
+                self.algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise UserError(f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run") from error
+        rewind_checkpoints(self.folder.checkpoints, -1 if foreign else self.iteration)
+        self.folder.rewind_metrics(self.iteration)
+        if mended := self.folder.mend_metrics(range(1, self.iteration + 1)):
+            self.warn(mended)
+        self.folder.rewind_transcripts(self.iteration)
         self.saved_at = -1 if foreign else self.iteration
         self._whole, self._kept, self._kept_at = True, None, time.monotonic()
-        self.last_row, self.last_evaluation = _newest_figures(self.folder.metrics())
+        rows = self.folder.metrics()
+        self.last_row = rows[-1] if rows else {}
+        self.last_evaluation = next((found for row in reversed(rows) if (found := _of_evaluation(row))), {})
         if self._tracker is None:
-            self._tracker = open_trackers(self.config.tracking, self._info())
+            identity, plain = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")
+            info = RunInfo(self.folder.path, identity, self.config.name, plain, self.group, self.iteration)
+            self._tracker = open_trackers(self.config.tracking, info)
             self._told = self.iteration
         if self._profiled is None:
             self._profiled = self._open.enter_context(profiler(self.config.profiling, self.folder.path, self.iteration))
@@ -243,29 +260,6 @@ class Session:
             self._kept_at = time.monotonic()
             self._copy_s = self._kept_at - began
 
-    def _load(self, checkpoint: Checkpoint) -> None:
-        try:
-            self.algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise UserError(f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run") from error
-
-    def _forget_after(self, iteration: int, own_checkpoints: bool) -> None:
-        rewind_checkpoints(self.folder.checkpoints, iteration if own_checkpoints else -1)
-        self.folder.rewind_metrics(iteration)
-        if mended := self.folder.mend_metrics(range(1, iteration + 1)):
-            self.warn(mended)
-        self.folder.rewind_transcripts(iteration)
-
-    def _first_weights(self) -> dict[str, dict[str, Any]]:
-        """What agents start with other than their own first weights: pretrained bodies, then weights of other runs."""
-        from nip_ray.runs.initial_weights import initial_weights
-
-        pretrained = self._pretrained() if self.config.pretraining.agents else {}
-        taken, notes = initial_weights(self.config, self.folder.path)
-        for note in notes:
-            say(f"warning: {note}")
-        return {**pretrained, **taken}
-
     def _pretrained(self) -> dict[str, dict[str, Any]]:
         from nip_ray.runs.pretraining import pretrain
 
@@ -302,7 +296,7 @@ class Session:
         began = time.perf_counter()
         settings, examination = self.config.evaluation, self._examination()
         networks = players(self.config, self.algorithm.networks())
-        figures: dict[str, float] = examination.exact(networks)
+        figures: dict[str, Any] = examination.exact(networks)
         rollout = None
         for name, wanted, greedy in (("eval", settings.greedy, True), ("eval_sampled", settings.sampled, False)):
             if wanted:
@@ -320,16 +314,10 @@ class Session:
         self.last_evaluation = _of_evaluation(figures)
         return figures
 
-    def _examination(self) -> Any:
-        from nip_ray.evaluation.examine import Examination
-
+    def _examination(self) -> Examination:
         examination = Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
         examination.alone = solo_run_score(self.config)
         return examination
-
-    def _info(self) -> RunInfo:
-        identity, config = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")
-        return RunInfo(self.folder.path, identity, self.config.name, config, self.group, self.iteration)
 
     def _stop_algorithm(self) -> None:
         if self.algorithm is None:
@@ -389,12 +377,6 @@ def to_the_end(session: Session) -> dict[str, Any]:
 
 def _due(iteration: int, interval: int) -> bool:
     return interval > 0 and iteration % interval == 0
-
-
-def _newest_figures(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, float]]:
-    """The last row, and the figures of the last evaluation."""
-    evaluations = (found for row in reversed(rows) if (found := _of_evaluation(row)))
-    return (rows[-1] if rows else {}), next(evaluations, {})
 
 
 def _of_evaluation(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,12 +69,6 @@ def test_a_message_that_is_the_label(game: Scenario, rollout: Rollout) -> None:
     assert found["verifier"].lower < 0.5 < found["verifier"].upper
 
 
-def test_a_message_that_says_nothing(game: Scenario, rollout: Rollout) -> None:
-    for agent in ("prover", "verifier"):
-        silent = saying(game.protocol, rollout, agent, noise(rollout, 6))
-        assert scores(game, silent)[agent] == pytest.approx(0.5, abs=0.12)
-
-
 def test_what_was_received_does_not_count() -> None:
     """In nip the prover answers: what it was asked would tell all, what it says tells nothing, and the other way round."""
     scenario = graph_scenario(build("nip", min_rounds=3), PAIRS)

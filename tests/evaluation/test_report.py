@@ -16,8 +16,8 @@ import yaml
 
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.report import report_page, write_report
+from nip_ray.evaluation.report.curves import Drawing
 from nip_ray.evaluation.report.panels import wrong_side
-from nip_ray.evaluation.report.pictures import Drawing
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
 

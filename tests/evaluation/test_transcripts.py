@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from nip_ray.evaluation.report.instances import read_pictures
+from nip_ray.evaluation.report.source import read_pictures
 from nip_ray.evaluation.transcripts import decision_probabilities, keep_pictures, transcript_records
 from nip_ray.protocols import CONTINUE, Protocol, build
 from nip_ray.scenarios.registry import random_twin

@@ -10,7 +10,7 @@ from torch import nn
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.rules import check
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.evaluation.players import players
+from nip_ray.evaluation.examine import players
 from nip_ray.rllib.dqn import ProtocolDQN, chunks
 from nip_ray.scenarios.matrix_games.scenario import PLAYERS, MatrixGame
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings

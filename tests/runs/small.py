@@ -11,6 +11,7 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import apply_overrides, config_from_dict
+from nip_ray.storage.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +71,16 @@ def write_small(path: Path, *overrides: str, base: Mapping[str, Any] = GRAPHS) -
 def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of metrics without what depends on the clock."""
     return {key: value for key, value in row.items() if not key.startswith("time/") and key != "env_steps_per_s"}
+
+
+def files(run: Path) -> dict[str, bytes]:
+    """Path within a run folder -> what the file holds, but for its lock."""
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def modules(run: Path, iteration: int | None = None) -> dict[str, dict[str, Any]]:
+    """Agent -> the weights in a checkpoint, the newest by default."""
+    return load_checkpoint(run / "checkpoints", iteration).tensors["training"]["modules"]
 
 
 def nip_ray(*arguments: str | Path, cwd: Path | None = None, code: str = "", check: int | None = None) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs, to_raw
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from tests.runs.small import MESSAGES, environment, small, untimed, write_small
+from tests.runs.small import MESSAGES, environment, files, small, untimed, write_small
 
 BREAKDOWN = ("iterations=6", "checkpoint.interval=1", "evaluation.interval=2", "play.num_copies=24")
 
@@ -37,10 +37,6 @@ def error_of(result: Result, code: int = 2) -> str:
     assert all(one.startswith(("run ", "iteration ", "warning: ")) for one in told), result.stderr
     assert line.startswith("error: ")
     return line
-
-
-def files(run: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 @pytest.fixture(scope="module")

@@ -160,6 +160,8 @@ def test_files_of_a_config_mean_the_same_from_any_folder(tmp_path: Path, monkeyp
     assert found["data"]["train"] == str(tmp_path / "a")
     assert found["embedding_cache"] == str(tmp_path / "maps")
     assert [agent["pretrained_weights"] for agent in found["agents"].values()] == [str(tmp_path / "w.pth"), None]
+    begun = ExperimentConfig.model_validate({"initial_weights": {"prover": {"run_dir": "a"}}})
+    assert with_absolute_paths(begun).initial_weights["prover"].run_dir == str(tmp_path / "a")
     plain = ExperimentConfig()
     assert with_absolute_paths(plain) == plain
     (tmp_path / "m").mkdir()

@@ -12,9 +12,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.initial_weights import initial_weights
-from nip_ray.storage.checkpoint import load_checkpoint
-from nip_ray.storage.folder import RunFolder
-from tests.runs.small import MESSAGES, small
+from tests.runs.small import MESSAGES, modules, small
 
 STILL = ("algorithm.lr=1e-30", "iterations=1", "evaluation.interval=0")  # steps far below what anybody could see
 State = Mapping[str, Tensor]
@@ -29,10 +27,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def debate(*overrides: str) -> ExperimentConfig:
     return small("protocol.name=debate", *STILL, *overrides)
-
-
-def modules(run: Path, iteration: int | None = None) -> dict[str, dict[str, Tensor]]:
-    return load_checkpoint(run / "checkpoints", iteration).tensors["training"]["modules"]
 
 
 def close(first: State, second: State) -> bool:
@@ -89,13 +83,6 @@ def test_they_replace_nothing_after_the_start(source: Path, tmp_path: Path) -> N
     assert all(close(state, modules(cut)[agent]) for agent, state in modules(whole).items())
 
 
-def test_a_run_remembers_where_they_came_from(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(source.parent)
-    run = run_experiment(debate(f"initial_weights.prover0.run_dir={source.name}"), tmp_path / "run", quiet=True).run_dir
-    with RunFolder.open(run) as folder:
-        assert f"run_dir: {source}" in folder.config_yaml()
-
-
 def test_beside_pretraining(source: Path, tmp_path: Path) -> None:
     asked = ("pretraining.agents=[prover0]", "pretraining.num_epochs=1", f"initial_weights.prover1.run_dir={source}")
     run = run_experiment(debate(*asked), tmp_path / "run", quiet=True).run_dir
@@ -130,22 +117,17 @@ def test_an_agent_that_does_not_fit(source: Path, tmp_path: Path, name: str) -> 
     assert not (tmp_path / "run").exists(), "before there is a run"
 
 
-def test_the_same_shapes_with_another_function(source: Path) -> None:
-    message = refusal(debate(f"initial_weights.prover0.run_dir={source}", "scenario.agents._default.activation=relu"))
-    assert message.partition("(")[2] == "activation is tanh there and relu here), use the same settings"
-
-
-def test_another_scenario(source: Path) -> None:
-    config = small(f"initial_weights.prover.run_dir={source}", "initial_weights.prover.agent=prover0", *STILL, base=MESSAGES)
-    assert "(scenario.name is graph_isomorphism there and message_game here)" in refusal(config)
-
-
-def test_agents_that_are_not_there(source: Path) -> None:
+def test_what_cannot_be_taken_says_why(source: Path, tmp_path: Path) -> None:
     asked = f"initial_weights.prover0.run_dir={source}"
+    message = refusal(debate(asked, "scenario.agents._default.activation=relu"))
+    assert message.partition("(")[2] == "activation is tanh there and relu here), use the same settings", "the same shapes"
+    other = small(f"initial_weights.prover.run_dir={source}", "initial_weights.prover.agent=prover0", *STILL, base=MESSAGES)
+    assert "(scenario.name is graph_isomorphism there and message_game here)" in refusal(other)
     message = refusal(debate(asked, "initial_weights.prover0.agent=prover"))
     assert f"initial_weights.prover0.agent: {source} has no agent 'prover', it has prover0, prover1, verifier" in message
     assert "initial_weights.judge: no agent of this experiment" in refusal(debate(f"initial_weights.judge.run_dir={source}"))
     assert "decider.0.weight is 4 x 12 there and missing here" in refusal(debate(asked, "initial_weights.prover0.agent=verifier"))
+    assert f"initial_weights.prover0: {tmp_path}: no run here" in refusal(debate(f"initial_weights.prover0.run_dir={tmp_path}"))
 
 
 def test_checkpoints_are_verified(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,10 +148,6 @@ def test_checkpoints_are_verified(source: Path, tmp_path: Path, capsys: pytest.C
     message = refusal(config)
     assert message.startswith("initial_weights.prover0: ")
     assert "no undamaged checkpoint is left" in message
-
-
-def test_a_run_that_is_not_there(tmp_path: Path) -> None:
-    assert f"initial_weights.prover0: {tmp_path}: no run here" in refusal(debate(f"initial_weights.prover0.run_dir={tmp_path}"))
 
 
 @pytest.mark.slow

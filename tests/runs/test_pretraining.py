@@ -18,9 +18,8 @@ from nip_ray.runs.pretraining import Pretrained, pretrain
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.scenarios.registry import build_agents, played_scenario
-from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from tests.runs.small import MESSAGES, small
+from tests.runs.small import MESSAGES, modules, small
 
 BOTH = "pretraining.agents=[prover,verifier]"
 NOTHING = "pretraining.lr=1e-30"  # steps far below what anybody could see
@@ -227,10 +226,6 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pretraining._write(tmp_path / "cache" / f"{key}.pt", key, {"weights": Intruder()})
     assert "something else than tensors" in one(graphs(), tmp_path / "cache").notes[0]
     assert not (tmp_path / "intruded").exists()
-
-
-def modules(run: Path) -> dict[str, dict[str, Tensor]]:
-    return load_checkpoint(run / "checkpoints").tensors["training"]["modules"]
 
 
 def test_a_run_begins_with_what_was_pretrained(tmp_path: Path) -> None:

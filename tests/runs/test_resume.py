@@ -25,7 +25,7 @@ from nip_ray.runs.experiment import resume_as, resume_experiment, run_experiment
 from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from tests.runs.small import ROOT, command, environment, nip_ray, small, untimed, write_small
+from tests.runs.small import ROOT, command, environment, files, nip_ray, small, untimed, write_small
 
 PAST = "opponents={every: 2, latest: 0.5, size: 2, sampling: prioritised}"
 LONG = ("iterations=30", "checkpoint.interval=3", "evaluation.interval=4", PAST)
@@ -183,10 +183,6 @@ def cut_back(run: Path, iteration: int) -> None:
             shutil.rmtree(entry)
     for name in ("evaluation.json", "report.html"):
         (run / name).unlink()
-
-
-def files(run: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:

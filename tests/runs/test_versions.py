@@ -74,7 +74,7 @@ NETWORKS: dict[str, Read] = {
     "transcripts/000002.jsonl": lambda run: RunFolder.open(run).read_transcripts("000002"),
     "checkpoints/000002/manifest.json": lambda run: load_checkpoint(run / "checkpoints", 2),
     "reruns/held-out.json": lambda run: read_rerun(run, "held-out"),
-    **{name: document(name) for name in ("evaluation.json", "environment.json", "pretraining.json")},
+    **{name: document(name) for name in ("evaluation.json", "environment.json", "pretraining.json", "run.json")},
 }
 TEXT: dict[str, Read] = {
     "config.yaml": load_config,

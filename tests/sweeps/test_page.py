@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nip_ray.evaluation.report import curves as drawings
-from nip_ray.evaluation.report.pictures import Drawing
+from nip_ray.evaluation.report.curves import Drawing
 from nip_ray.sweeps import page as page_module
 from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.spec import SweepSpec, draw_settings, parse_sweep
@@ -46,7 +46,7 @@ def written(folder: Path, spec: SweepSpec, trials: list[TrialRecord]) -> str:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty pictures, for tests of words: drawing is what takes the time."""
-    monkeypatch.setattr(drawings, "picture", lambda *arguments, **options: Drawing("<svg></svg>", b""))
+    monkeypatch.setattr(drawings, "draw", lambda panel: Drawing("<svg></svg>", b""))
 
 
 class Page(HTMLParser):

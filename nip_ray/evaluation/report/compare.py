@@ -59,6 +59,7 @@ _OVER_SEEDS = (
     "A run alone: its own metric, with the interval of its episodes; another seed may lie far outside it."
 )
 _RUN_HEAD = ("run", "group", "seed", "iterations", "accuracy", "completeness", "soundness", "soundness error under attack")
+_RUN_KEYS = (_ACCURACY, "verifier/completeness", "verifier/soundness", _ERROR)  # of its last columns
 _OF_TRAINING = {"num_train", "min_wl_score"}  # keys of `scenario.data` that choose no held-out instance
 
 
@@ -114,6 +115,14 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
     head, rows = _figures(groups)
     runs_of = [("Runs", *((f"{len(group.runs)}", f"seed {', '.join(run.seed for run in group.runs)}") for group in groups))]
     examined = _examined(groups)
+    run_rows, notes = [], []
+    for group in groups:
+        for run in group.runs:
+            iterations = f"{run.source.rows[-1]['iteration']:,.0f}"
+            run_rows.append([run.name, group.label, run.seed, iterations, *(cell(_run_figure(run.source, key), True) for key in _RUN_KEYS)])
+            notes += [f"{run.name}: {note}" for note in run.source.notes]
+            if isinstance(run.source.evaluation.get("unseen"), dict) and (overlap := finite(run.source.evaluation.get("overlap"))):
+                notes.append(f"{run.name}: its figures leave out the {overlap:,.0f} evaluated instances that it was trained with.")
     return sections(
         "comparison",
         f"{len(runs)} runs compared",
@@ -126,9 +135,9 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
                 "Learning curves", curves=curves.drawn(_panels(groups[:MAX_GROUPS])), note="The mean of a group's seeds, and their range."
             ),
             Section("Cross-play", heat=heat_map(crossed)),
-            Section("Runs", head=_RUN_HEAD, rows=[_run_row(run, group) for group in groups for run in group.runs]),
+            Section("Runs", head=_RUN_HEAD, rows=run_rows),
         ],
-        notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in [*run.source.notes, *_of_training(run.source)]],
+        notes=notes,
         footer="Every key is defined in docs/metrics.md, this page in docs/report.md.",
     )
 
@@ -218,12 +227,6 @@ def _instances(config: Mapping[str, Any]) -> dict[str, Any]:
 def _examined(groups: Sequence[Group]) -> str:
     """What the evaluated instances are called."""
     return "held-out" if all(is_held_out(run.source) for group in groups for run in group.runs) else "on training instances"
-
-
-def _of_training(source: RunSource) -> list[str]:
-    """That a run's final figures are of fewer instances than other runs', as those that it was trained with are left out."""
-    overlap = finite(source.evaluation.get("overlap")) if isinstance(source.evaluation.get("unseen"), dict) else None
-    return [f"its figures leave out the {overlap:,.0f} evaluated instances that it was trained with."] if overlap else []
 
 
 def _refuse_twins(groups: Sequence[Group]) -> None:
@@ -318,13 +321,6 @@ def _figures(groups: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
 
 def _is_share(key: str) -> bool:
     return key == _ERROR or (key.startswith("verifier/") and key in NAMES)
-
-
-def _run_row(run: Run, group: Group) -> list[Any]:
-    """The cells below `_RUN_HEAD`."""
-    keys = ("verifier/accuracy", "verifier/completeness", "verifier/soundness", _ERROR)
-    iterations = f"{run.source.rows[-1]['iteration']:,.0f}"
-    return [run.name, group.label, run.seed, iterations, *(cell(_run_figure(run.source, key), True) for key in keys)]
 
 
 def _sentence(groups: Sequence[Group]) -> str:

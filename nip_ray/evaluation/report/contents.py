@@ -14,6 +14,7 @@ from nip_ray.evaluation.report.source import (
     Figure,
     RunSource,
     cell,
+    count_words,
     figure_of,
     finite,
     interval_words,
@@ -46,22 +47,40 @@ GROUP_NOTES = {"wl_score": "Rounds of colour refinement (Weisfeiler-Leman) after
 
 def page_contents(source: RunSource, findings: Findings, running: bool = False) -> dict[str, Any]:
     """Variables of the template, all but the curves. running: whether the run is still running."""
+    scale = None
+    if (accuracy := findings.accuracy) is not None:  # the headline's picture: positions in per mille of the axis from 0 to 1
+        places = {"estimate": accuracy.estimate, "lower": accuracy.lower, "upper": accuracy.upper}
+        places |= {"chance": findings.chance, "baseline": None if findings.baseline is None else findings.baseline.estimate}
+        scale = {name: round(1000 * min(1.0, max(0.0, share)), 1) for name, share in places.items() if share is not None}
+    groups = []
+    keys = {key for mode in ("greedy", "sampled") for key in section(source.evaluation, mode)} | {
+        k for row in source.rows[-20:] for k in row
+    }
+    for group, values in sorted(group_values(keys).items()):
+        rows = [_row(source, f"verifier/accuracy/{group}={value}", value, shares=True) for value in values[:GROUP_ROWS_SHOWN]]
+        groups.append({"group": short(group, 60), "rows": rows, "note": GROUP_NOTES.get(group, "")})
+    names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
+    claims = [(share, name) for share in ("completeness", "soundness") for name in names] if len(names) > 2 else []
+    played = []
+    for name, figure in played_figures(source).items():
+        ends = interval_words(figure, False)
+        played.append((short(name, 80), f"{figure.estimate:.4g} ({ends}; n {figure.n})" if ends else f"{figure.estimate:.4g}"))
     return {
         "title": str(source.config.get("name") or source.run_dir.name)[:100],
         "about": describe(source.config),
         "examined": "held-out" if is_held_out(source) else "evaluation",
         "findings": findings,
-        "scale": _scale(findings),
+        "scale": scale,
         "tiles": _tiles(source),
         "facts": _facts(source, findings),
         "progress": _progress(source) if running else "",
         "notes": [note for note in source.notes if not (running and note.endswith("evaluation.json is missing."))],
         "cite": _cite(source),
         "figures": _figure_rows(source),
-        "played": [(short(name, 80), _with_interval(figure)) for name, figure in played_figures(source).items()],
+        "played": played,
         "exact": [(short(name, 80), f"{value:.4g}") for name, value in exact_figures(source).items()],
-        "groups": _group_tables(source),
-        "verdicts": _verdict_rows(source),
+        "groups": groups[:6],
+        "verdicts": [_row(source, f"verifier/{share}/{name}", f"{share}: {name}", True) for share, name in claims],
         "confusion": _confusion(source),
         "trust": trust(source, findings.accuracy is not None),
         "transcripts": browser(source),
@@ -69,16 +88,6 @@ def page_contents(source: RunSource, findings: Findings, running: bool = False) 
         "config": short(source.config_text, MAX_TEXT),
         "environment": short(json.dumps(source.environment, indent=2, ensure_ascii=False), MAX_TEXT) if source.environment else "",
     }
-
-
-def _scale(findings: Findings) -> dict[str, float] | None:
-    """The headline's picture: positions in per mille of the axis from 0 to 1."""
-    accuracy = findings.accuracy
-    if accuracy is None:
-        return None
-    places = {"estimate": accuracy.estimate, "lower": accuracy.lower, "upper": accuracy.upper}
-    places |= {"chance": findings.chance, "baseline": None if findings.baseline is None else findings.baseline.estimate}
-    return {name: round(1000 * min(1.0, max(0.0, share)), 1) for name, share in places.items() if share is not None}
 
 
 _TILES = {
@@ -112,18 +121,30 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
     played = f"{last['env_steps_total']:,.0f}" if "env_steps_total" in last else f"{_total(source, 'env_steps'):,.0f}"
     examined = source.evaluation.get("iteration")
     rates = sorted(row["env_steps_per_s"] for row in source.rows if "env_steps_per_s" in row)
+    measured, bound = findings.baseline, finite(source.told("wl_bound"))
+    alone = [] if measured is None else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
+    alone += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
+    pretrained = {
+        short(agent, 40): figure
+        for agent, own in section(source.pretraining, "agents").items()
+        if isinstance(own, dict) and (figure := figure_of(own.get("held_out"))) is not None
+    }
+    x_N, wrong_N, _ = wrong_side(source.rows)
+    wrong = [percent_words(wrong_N[-1]), slope_words(slope(x_N, wrong_N))] if len(x_N) else []
+    whole = sum(_total(source, f"time/{key}_s") for key in ("iteration", "evaluate", "checkpoint"))
+    parts = [(name, _total(source, f"time/{key}_s") / whole) for name, key in _PHASES] if whole > 0 else []
     facts = [
         *((key, short(section(config, key).get("name", ""))) for key in ("protocol", "scenario", "algorithm")),
         ("seed", short(config.get("seed", ""))),
         ("iterations", f"{done:,} of {wanted:,} (unfinished)" if unfinished else f"{done:,}"),
         ("evaluated after", f"iteration {short(examined)}" if source.evaluation and examined is not None else ""),
-        ("without a prover", _alone(source, findings)),
-        ("pretrained, alone", _pretrained(source)),
-        ("the wrong side wins", _wrong_side(source)),
+        ("without a prover", "; ".join(alone)),
+        ("pretrained, alone", "; ".join(f"{who} {percent_words(one.estimate)}{sure_words(one)}" for who, one in pretrained.items())),
+        ("the wrong side wins", ", ".join(filter(None, wrong))),
         ("rounds played", "" if "cost/tokens" in last else played),
         ("spent", f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else ""),
         ("speed", f"{rates[len(rates) // 2]:,.0f} rounds/s (median)" if rates else ""),
-        ("time", _time_spent(source)),
+        ("time", f"{duration(whole)}: " + ", ".join(f"{name} {part:.0%}" for name, part in parts if part >= 0.005) if parts else ""),
     ]
     return [(name, text) for name, text in facts if text]
 
@@ -151,31 +172,6 @@ def _cite(source: RunSource) -> str:
     return "\n".join(f"{name:8} {text}" for name, text in lines.items() if text)
 
 
-def _alone(source: RunSource, findings: Findings) -> str:
-    """What a verifier can do alone: measured, and the loose upper bound."""
-    measured, bound = findings.baseline, finite(source.told("wl_bound"))
-    parts = [] if measured is None else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
-    parts += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
-    return "; ".join(parts)
-
-
-def _pretrained(source: RunSource) -> str:
-    """Held-out accuracy of the agents that learned the labels before the run."""
-    agents = source.pretraining.get("agents")
-    told = agents.items() if isinstance(agents, dict) else ()
-    held = {short(agent, 40): figure_of(own.get("held_out")) for agent, own in told if isinstance(own, dict)}
-    figures = {agent: figure for agent, figure in held.items() if figure is not None}
-    return "; ".join(f"{agent} {percent_words(figure.estimate)}{sure_words(figure)}" for agent, figure in figures.items())
-
-
-def _wrong_side(source: RunSource) -> str:
-    """In the last evaluation, and how that changed over training."""
-    x_N, wrong_N, _ = wrong_side(source.rows)
-    if len(x_N) == 0:
-        return ""
-    return ", ".join(part for part in (percent_words(wrong_N[-1]), slope_words(slope(x_N, wrong_N))) if part)
-
-
 def _machine(source: RunSource) -> list[tuple[str, str]]:
     """Machine and versions of a run."""
     told = source.environment
@@ -192,24 +188,11 @@ def _machine(source: RunSource) -> list[tuple[str, str]]:
     return [*rows, ("packages", ", ".join(versions))] if versions else rows
 
 
-def _time_spent(source: RunSource) -> str:
-    whole = sum(_total(source, f"time/{key}_s") for key in ("iteration", "evaluate", "checkpoint"))
-    if whole <= 0:
-        return ""
-    parts = [(name, _total(source, f"time/{key}_s") / whole) for name, key in _PHASES]
-    return f"{duration(whole)}: " + ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
-
-
 _PHASES = (("playing", "sample"), ("learning", "learn"), ("evaluation", "evaluate"), ("checkpoints", "checkpoint"))
 
 
 def _total(source: RunSource, key: str) -> float:
     return sum(row.get(key, 0.0) for row in source.rows)
-
-
-def _with_interval(figure: Figure) -> str:
-    words = interval_words(figure, False)
-    return f"{figure.estimate:.4g} ({words}; n {figure.n})" if words else f"{figure.estimate:.4g}"
 
 
 def _figure_rows(source: RunSource) -> list[dict[str, Any]]:
@@ -224,13 +207,6 @@ def _figure_rows(source: RunSource) -> list[dict[str, Any]]:
 
 
 _SOUND = "Soundness: right, of those where a wrong verdict is argued for"
-
-
-def _verdict_rows(source: RunSource) -> list[dict[str, Any]]:
-    """The table of figures of each verdict, where there are more than two."""
-    names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
-    shares = [(f"verifier/{share}/{name}", f"{share}: {name}") for share in ("completeness", "soundness") for name in names]
-    return [_row(source, key, label, shares=True) for key, label in shares] if len(names) > 2 else []
 
 
 def _confusion(source: RunSource) -> dict[str, Any] | None:
@@ -248,16 +224,6 @@ def _confusion(source: RunSource) -> dict[str, Any] | None:
     return None
 
 
-def _group_tables(source: RunSource) -> list[dict[str, Any]]:
-    keys = {key for mode in ("greedy", "sampled") if isinstance(source.evaluation.get(mode), dict) for key in source.evaluation[mode]}
-    keys |= {key for row in source.rows[-20:] for key in row}
-    tables = []
-    for group, values in sorted(group_values(keys).items()):
-        rows = [_row(source, f"verifier/accuracy/{group}={value}", value, shares=True) for value in values[:GROUP_ROWS_SHOWN]]
-        tables.append({"group": short(group, 60), "rows": rows, "note": GROUP_NOTES.get(group, "")})
-    return tables[:6]
-
-
 def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, Any]:
     """label, n, and (figure, interval) for greedy, sampled and the newest training row that has it."""
     greedy, sampled = held_out(source, "greedy", name), held_out(source, "sampled", name)
@@ -265,4 +231,4 @@ def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, An
     counted = greedy or sampled
     columns = (("greedy", greedy), ("sampled", sampled), ("training", None if trained is None else Figure(trained)))
     cells = {column: cell(figure, shares) for column, figure in columns}
-    return {"label": short(label, 80), "n": "" if counted is None or counted.n is None else f"{counted.n:,}", **cells}
+    return {"label": short(label, 80), "n": count_words(counted), **cells}

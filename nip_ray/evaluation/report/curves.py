@@ -1,37 +1,79 @@
-"""Learning curves: panels as drawings."""
+"""Learning curves and the like, drawn by matplotlib: as SVG that stands in a page and takes its colours, and as a PDF file for papers.
 
+Decisions that matter here:
+- a drawing is as wide as a column of a paper and its letters are large for that, so that it can be read on a phone as well;
+- the SVG has no style attributes, which the content security policy of our pages forbids, and its colours are variables of the style
+  sheet: one drawing serves light and dark. Its texts are texts;
+- no global state: pyplot is not touched, and rcParams only while an SVG is written.
+"""
+
+import io
+import re
+import threading
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
+from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from nip_ray.evaluation.report.panels import Panel, Series
-from nip_ray.evaluation.report.pictures import GRID, INK, PALETTE, Drawing, picture, plain
+from nip_ray.evaluation.report.panels import PALETTE, Panel, Series
+
+INK, GRID = "#33383f", "#dfe3e8"
+_VARIABLES = {INK: "var(--ink)", GRID: "var(--line)"} | {colour: f"var(--a{i})" for i, colour in enumerate(PALETTE)}
+_KEPT = re.compile(r"(fill|stroke|opacity|font-size|font-weight|text-anchor)")
+_writing = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """svg: an element to stand in an HTML page, its texts escaped. pdf: a file."""
+
+    svg: str
+    pdf: bytes
 
 
 def drawn(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     """Of each panel its name and title, the picture as it stands in a page, and the PDF file."""
-    from markupsafe import Markup
-
     made = [(panel, draw(panel)) for panel in panels]
     return [{"name": panel.name, "title": panel.title, "svg": Markup(one.svg), "pdf": one.pdf} for panel, one in made]
 
 
 def draw(panel: Panel) -> Drawing:
     """The picture of a panel."""
-
-    def fill(axes: Axes) -> None:
-        base = None
-        for series in panel.series:
-            base = _add(axes, series, base)
-        for i, (label, height) in enumerate(panel.marks):
-            axes.axhline(height, color=INK, linewidth=1.1, linestyle=("dotted", "dashed")[i % 2], label=plain(label), zorder=1)
-        _scale(axes, panel)
-
-    return picture(
-        panel.y_label, fill, about=f"{panel.title} over {'iterations' if panel.x_label == 'iteration' else panel.x_label}", longest=60
-    )
+    figure = Figure(figsize=(4.2, 3.2), layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
+    base = None
+    for series in panel.series:
+        base = _add(axes, series, base)
+    for i, (label, height) in enumerate(panel.marks):
+        axes.axhline(height, color=INK, linewidth=1.1, linestyle=("dotted", "dashed")[i % 2], label=plain(label), zorder=1)
+    _scale(axes, panel)
+    axes.set_ylabel(plain(panel.y_label, 60), color=INK, fontsize=9)
+    axes.xaxis.label.set(color=INK, fontsize=9)
+    axes.tick_params(colors=INK, which="both", labelsize=9, length=0)
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for name, spine in axes.spines.items():
+        spine.set_visible(name in ("left", "bottom"))
+        spine.set_color(GRID)
+    if labels := axes.get_legend_handles_labels()[1]:
+        columns = 1 if max(map(len, labels)) > 26 else 2
+        figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK, handlelength=1.6)
+    svg, pdf = io.StringIO(), io.BytesIO()
+    with warnings.catch_warnings(), _writing, rc_context({"svg.fonttype": "none", "svg.hashsalt": "nip_ray", "pdf.fonttype": 42}):
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        FigureCanvasSVG(figure).print_svg(svg, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        FigureCanvasPdf(figure).print_pdf(pdf, metadata=dict.fromkeys(("CreationDate", "Creator", "Producer")))
+    about = f"{panel.title} over {'iterations' if panel.x_label == 'iteration' else panel.x_label}"
+    return Drawing(inline(svg.getvalue(), about), pdf.getvalue())
 
 
 def _add(axes: Axes, series: Series, base):  # type: ignore[no-untyped-def]
@@ -86,3 +128,33 @@ def _scale(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(*panel.limits)
     elif all(series.style == "area" for series in panel.series):
         axes.set_ylim(bottom=0)
+
+
+def inline(svg: str, about: str) -> str:
+    """matplotlib's SVG as an element of a page. It stands at one place of the page alone: identifiers come from what is drawn."""
+    size = re.search(r'viewBox="([^"]*)"', svg)
+    body = svg[svg.index("<g ") : svg.rindex("</svg>")]
+    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r' style="([^"]*)"', _attributes, body)
+    body = re.sub(r'<g id="[^"]*"', "<g", body).replace("xlink:href", "href")
+    body = re.sub(r' d="([^"]*)"', _path, body)
+    for colour, variable in _VARIABLES.items():
+        body = body.replace(f'"{colour}"', f'"{variable}"')
+    return f'<svg class="curve" viewBox="{size[1] if size else ""}" role="img" aria-label="{escape(about)}">{body}</svg>'
+
+
+def _path(found: re.Match[str]) -> str:
+    """A path's commands on one line, to a tenth of a point."""
+    return ' d="' + re.sub(r"(\.[0-9])[0-9]+", r"\1", " ".join(found[1].split())) + '"'
+
+
+def _attributes(found: re.Match[str]) -> str:
+    """A style attribute as presentation attributes."""
+    pairs = (part.partition(":") for part in found[1].split(";"))
+    return "".join(f' {name.strip()}="{value.strip()}"' for name, _, value in pairs if _KEPT.match(name.strip()))
+
+
+def plain(text: str, longest: int = 48) -> str:
+    """A label that matplotlib takes literally: no mathematics, no hiding by a leading underscore, one short line."""
+    line = "".join(character if character.isprintable() else " " for character in text)[:longest].replace("$", r"\$")
+    return f" {line}" if line.startswith("_") else line

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, replace
-from itertools import chain
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from nip_ray.config.members import ADDED
-from nip_ray.errors import UserError
 from nip_ray.protocols.payment import Payment, Table, for_being_right, for_verdict
-from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolParams
-from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
-from nip_ray.settings.protocol import PayoffEntries, PayoffSettings
+from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol
+from nip_ray.protocols.tables import SHIPPED, table_of
+from nip_ray.settings.protocol import ProtocolSettings
 
 TASKS = {
     "graph_isomorphism": "are two graphs the same up to the names of their nodes (accept) or not (reject)?",
@@ -36,12 +35,13 @@ _RULES = {
     "mean": "that of the mean of their probabilities",
 }
 _MOST_JUDGES = 1000
+_NOT_OF_PAY = ("max_rounds", "min_rounds", "zero_knowledge")  # large tables are of no use, and more agents are named below
 _DECISIONS = ("rejection", "acceptance")
 
 
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
     """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is called unknown."""
-    return _task(section(config, "scenario"), verdicts_of(config)), _pay(config, section(config, "protocol"))
+    return _task(section(config, "scenario"), verdicts_of(config)), _pay(config)
 
 
 def label_words(config: Mapping[str, Any]) -> dict[str, str]:
@@ -65,6 +65,12 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def entries(config: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The mappings of a list within a config, [] for anything else."""
+    found = config.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
 def has_held_out(config: Mapping[str, Any]) -> bool:
     """True if the run's evaluation asks about other instances than its training did, as far as the scenario's name tells."""
     return section(config, "scenario").get("name") not in GAMES_WITHOUT_SPLIT
@@ -72,10 +78,9 @@ def has_held_out(config: Mapping[str, Any]) -> bool:
 
 def pays_for_rejection(config: Mapping[str, Any]) -> bool:
     """True if some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that does not ship."""
-    name = section(config, "protocol").get("name")
-    if name not in SHIPPED:
+    made = _table(config) if section(config, "protocol").get("name") in SHIPPED else None
+    if made is None:
         return True
-    made = table_of(str(name), _params(section(config, "protocol")))
     if not made.two_verdicts:
         return False
     return any(wanted == REJECT for agent in made.provers for wanted in made.wanted_by(agent, ACCEPT))
@@ -96,15 +101,15 @@ def _task(scenario: Mapping[str, Any], verdicts: tuple[str, ...]) -> str:
     return f"Task: {name}" + (", defined by a plugin." if scenario else ".")
 
 
-def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
+def _pay(config: Mapping[str, Any]) -> str:
+    protocol = section(config, "protocol")
     name, learning = str(protocol.get("name", "nip" if protocol else "unknown"))[:60], section(config, "algorithm")
     if learning.get("name") == "solo":
         return f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody is paid."
-    table = None
-    with suppress(UserError):  # a plugin's protocol is read where the plugin is there, and may refuse its parameters
-        table = table_of(name, _params(protocol)) if name in SHIPPED or name in PROTOCOLS else None
+    table = _table(config) if protocol else None
     if table is None:
-        return f"Who is paid for what is defined by the protocol {name}, of a plugin." if protocol else "Who is paid for what is unknown."
+        known = f"defined by the protocol {name}, of a plugin" if protocol and name not in SHIPPED else "unknown"
+        return f"Who is paid for what is {known}."
     if table.verifier is None:
         return "The rules of the game say what each player is paid."
     first, *others = table.verifiers
@@ -128,49 +133,28 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     return said[0].upper() + said[1:]
 
 
-def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
-    """The parameters of a config that have to do with payment, as far as they are what they should be."""
-    unset = ProtocolParams()
-    found: dict[str, Any] = {
-        field.name: value
-        for field in fields(ProtocolParams)
-        if _is_number(value := protocol.get(field.name)) and isinstance(getattr(unset, field.name), float)
-    }
-    found["shared_reward"] = protocol.get("shared_reward") is True
-    if protocol.get("verifier_scoring") in ("brier", "log"):
-        found["verifier_scoring"] = protocol["verifier_scoring"]
-    if protocol.get("half_chosen_by") == "verifier":
-        found["half_chosen_by"] = "verifier"
-    if isinstance(judges := protocol.get("judges"), int) and 1 <= judges <= _MOST_JUDGES:
-        found["judges"] = judges
-    if (rule := protocol.get("panel_rule")) in _RULES:
-        found["panel_rule"] = rule
-    if protocol.get("judges_paid_for") == "verdict":
-        found["judges_paid_for"] = "verdict"
-    found["one_prover"] = protocol.get("one_prover") is True
-    if len(names := verdicts_of({"protocol": protocol})) > 2:
-        found["verdicts"] = names
-    found["payoff"] = {
-        str(agent): PayoffSettings(
-            **_entries(entries, len(found.get("verdicts", TWO_VERDICTS))),
-            turns={str(speaker): amount for speaker, amount in section(entries, "turns").items() if _is_number(amount)},
-            by_role={
-                str(role): PayoffEntries(**_entries(section(entries["by_role"], role), len(found.get("verdicts", TWO_VERDICTS))))
-                for role in section(entries, "by_role")
-            },
-        )
-        for agent, entries in section(protocol, "payoff").items()
-        if isinstance(entries, Mapping)
-    }
-    return replace(unset, **found)
-
-
-def _entries(given: Mapping[str, Any], count: int) -> dict[str, Any]:
-    found = {field.name: given[field.name] for field in fields(PayoffEntries) if _is_number(given.get(field.name))}
-    rows = given.get("table")
-    rows = [row for row in rows if isinstance(row, list) and len(row) == count + 1] if isinstance(rows, list) else []
-    whole = len(rows) == count and all(map(_is_number, chain.from_iterable(rows)))
-    return {**found, "table": tuple(map(tuple, rows))} if whole else found
+def _table(config: Mapping[str, Any]) -> Protocol | None:
+    """Who is paid for what, by the parameters that are what they should be; None where a protocol cannot be built, or is not there."""
+    given = {key: value for key, value in section(config, "protocol").items() if key not in _NOT_OF_PAY}
+    if verdicts_of(config) == TWO_VERDICTS:
+        given.pop("verdicts", None)
+    if isinstance(judges := given.get("judges"), int) and judges > _MOST_JUDGES:
+        del given["judges"]
+    settings = None
+    while settings is None:
+        try:
+            settings = TypeAdapter(ProtocolSettings).validate_python(given)
+        except ValidationError as error:
+            for key, *within in (fault["loc"] for fault in error.errors()):
+                part = given.pop(str(key), None)
+                if within and isinstance(part, dict):
+                    given[str(key)] = {name: value for name, value in part.items() if name != within[0]}
+    with suppress(Exception):  # a plugin's protocol is read where the plugin is there, and may refuse its parameters
+        made = table_of(settings.name, settings)
+        tables = [made.payment.of(role).table(agent) for role in made.roles or ("",) for agent in made.agents]
+        if all({len(row) for row in table} == {len(made.verdicts) + 1} == {len(table) + 1} for table in tables):
+            return made
+    return None
 
 
 def paid(agent: str, table: Protocol) -> str:
@@ -222,10 +206,6 @@ def _paid_by_class(agent: str, table: Protocol, rows: Table) -> str:
 def _paid_turns(agent: str, table: Protocol, payment: Payment) -> str:
     paid = ((speaker, amount) for speaker, amount in payment.turns.get(agent, {}).items() if amount and speaker not in table.verifiers)
     return "".join(f", {amount:g} for each turn of {_the(speaker)}" for speaker, amount in paid)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _the(agent: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from nip_ray.evaluation.report import drawings
 from nip_ray.evaluation.report.describe import label_words, verdicts_of
-from nip_ray.evaluation.report.pictures import agent_colours
+from nip_ray.evaluation.report.panels import agent_colours
 from nip_ray.evaluation.report.source import Record, RunSource, finite
 from nip_ray.protocols.spec import DECISIONS, TWO_VERDICTS, VERDICTS
 
@@ -85,7 +85,14 @@ def shown(
     words = (*verdicts, VERDICTS[-1])
     verdict, label = _word(words, record.get("verdict")), _word(words, record.get("label"))
     judged, correct = "verdict" in record, record.get("correct") is True
-    rounds = [_round(one, i, agents, verdicts) for i, one in enumerate(raw[:ROUNDS_SHOWN]) if isinstance(one, dict)]
+    undecided, rejected = verdict == VERDICTS[-1], (label, verdict) == TWO_VERDICTS[::-1]
+    # by which filters it is found; fooled: a false claim was accepted, or where there are more than two verdicts any wrong one
+    marks = {"wrong": not correct, "fooled": not (correct or undecided or rejected), "undecided": undecided}
+    rounds = []
+    for place, one in enumerate(raw[:ROUNDS_SHOWN]):  # place: through which the page steps; its number, but from 1 on, is what is shown
+        if isinstance(one, dict):
+            turns, counted = [_turn(turn, agents, verdicts) for turn in _raw_turns([one])[:TURNS_SHOWN]], one.get("round", place)
+            rounds.append({"place": place, "name": short(counted + 1 if type(counted) is int else counted, 10), "turns": turns})
     picture = _picture(record, pictures, rounds)
     channels = list(dict.fromkeys(turn["channel"] for one in rounds for turn in one["turns"] if turn["channel"]))
     return {
@@ -95,7 +102,7 @@ def shown(
         "verdict": verdict,
         "judged": judged,
         "correct": correct,
-        "flags": _flags(label, verdict, correct) if judged else [],
+        "flags": [name for name, holds in marks.items() if holds and judged],
         "decides": any(turn["decision"] for one in rounds for turn in one["turns"]),
         "in_words": any(turn["in_words"] for one in rounds for turn in one["turns"]),
         "length": short(record.get("length", "?"), 20),
@@ -120,27 +127,10 @@ def _item(item: Record | None) -> list[tuple[str, str]]:
     return [(name, short(text, TEXT_SHOWN)) for name, text in texts.items()]
 
 
-def _flags(label: str, verdict: str, correct: bool) -> list[str]:
-    """By which filters an episode is found. Fooled: a false claim was accepted; where there are more than two verdicts, any wrong one."""
-    undecided, rejected = verdict == VERDICTS[-1], (label, verdict) == TWO_VERDICTS[::-1]
-    marks = {"wrong": not correct, "fooled": not (correct or undecided or rejected), "undecided": undecided}
-    return [name for name, holds in marks.items() if holds]
-
-
 def _raw_turns(rounds: Any) -> list[Record]:
     """All turns that are shaped like turns."""
     found = [one.get("turns") for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
     return [turn for turns in found if isinstance(turns, list) for turn in turns if isinstance(turn, dict)]
-
-
-def _round(one: Record, place: int, agents: Mapping[str, int], verdicts: Sequence[str]) -> dict[str, Any]:
-    """A round by its place in the record, which the page steps through; its number there, but from 1 on, is what is shown."""
-    turns, number = _raw_turns([one])[:TURNS_SHOWN], one.get("round", place)
-    return {
-        "place": place,
-        "name": short(number + 1 if type(number) is int else number, 10),
-        "turns": [_turn(turn, agents, verdicts) for turn in turns],
-    }
 
 
 def _turn(turn: Record, agents: Mapping[str, int], verdicts: Sequence[str]) -> dict[str, Any]:

@@ -63,14 +63,21 @@ def find(source: RunSource) -> Findings:
     mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
     attacked, broken, not_tried = _attacked(source, None if mode is None else held_out(source, mode, "verifier/completeness"))
     if mode is None:
-        sentence = f"No evaluation was made. {_training_sentence(source)}".strip()
+        sentence = "No evaluation was made."
+        if trained := [row["train/verifier/accuracy"] for row in source.rows if "train/verifier/accuracy" in row][-20:]:
+            span = "in the last iteration" if len(trained) == 1 else f"over the last {len(trained)} iterations"
+            right = percent_words(sum(trained) / len(trained))
+            sentence += f" In training the verifier decided {right} correctly {span}; that says nothing of other instances."
         not_shown = ["Anything about instances that it was not trained with.", *broken, *not_tried, seeds]
         return Findings(sentence, attacked, not_shown, None, chance, baseline, "plain")
     accuracy = held_out(source, mode, "verifier/accuracy")
     assert accuracy is not None
     shown, not_shown, tone = _claims(source, accuracy, chance, baseline)
     right = f"On {_instances(source, accuracy)} the verifier decided {percent_words(accuracy.estimate)} correctly"
-    sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(source, accuracy, chance, baseline)}."
+    sure = interval_words(accuracy, True)
+    how = f"95\u00a0% interval {sure}, {mode} play" if sure else f"{mode} play, interval unknown"
+    how = f"{EXACT}: every situation of the game was played; {mode} play" if sure == EXACT else how
+    sentence = f"{right} ({how}): {_comparison(source, accuracy, chance, baseline)}."
     if (failed := not_learned(source, accuracy, chance, baseline)) is not None:
         sentence = f"{failed} {sentence}"
     if (error := soundness_error(source)) is not None:
@@ -140,15 +147,13 @@ def baseline_by(source: RunSource) -> str:
 
 def exact_figures(source: RunSource) -> dict[str, float]:
     """The figures of a game that were computed exactly, {} where there are none."""
-    table = source.evaluation.get("exact")
-    found = {name: finite(value) for name, value in table.items()} if isinstance(table, dict) else {}
+    found = {name: finite(value) for name, value in section(source.evaluation, "exact").items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def played_figures(source: RunSource) -> dict[str, Figure]:
     """What the scenario found in games of its own, {} where it plays none."""
-    table = source.evaluation.get("figures")
-    found = {name: figure_of(record) for name, record in table.items()} if isinstance(table, dict) else {}
+    found = {name: figure_of(record) for name, record in section(source.evaluation, "figures").items()}
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
@@ -183,16 +188,18 @@ def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str]
     if error is None:
         return [], [], ["Soundness against other provers than those of this run: not computed, no attack was made."]
     most = section(section(source.config, "evaluation"), "attack").get("max_soundness_error", MAX_SOUNDNESS_ERROR)
-    shown, broken = [], []
+    shown, broken, exhaustive = [], [], every_message(source, "soundness") is not None
     if (most := finite(most)) is not None:
         who = _whoever(source)
         beside = "" if completeness is None else f", at a completeness of {percent_words(completeness.estimate)}"
         if (lost := completeness_error(source)) is not None:
             beside += f", and of {percent_words(1 - lost.estimate)} under attack" if beside else ""
-        measured = f"{who[0].lower()}{who[1:]} it is {percent_words(error.estimate)}{sure_words(error)}{beside}.{_but(source)}"
+        measured = f"{who[0].lower()}{who[1:]} it is {percent_words(error.estimate)}{sure_words(error)}{beside}."
+        if not exhaustive and (better := stronger(source, "soundness")) is not None:
+            wrong = percent_words(1 - better[1].estimate)
+            measured += f" On the evaluated instances another did better ({better[0]}): {wrong}."
         claims = shown if error.upper is not None and error.upper <= most else broken
         claims.append(f"Soundness error at most {100 * most:g}\u00a0%: {measured}")
-    exhaustive = every_message(source, "soundness") is not None
     return shown, broken, [] if exhaustive else ["Soundness against attackers that were not tried: a stronger one may exist."]
 
 
@@ -206,12 +213,6 @@ def _whoever(source: RunSource) -> str:
         return "Against the attackers that did best on training instances, one for each verdict,"
     count = len(attackers(source, "soundness"))
     return "Against an attacker," if count < 2 else f"Against the attacker (of {count}) that did best on training instances,"
-
-
-def _but(source: RunSource) -> str:
-    """That another attacker did better than the one that was chosen, where that is so and counts."""
-    found = None if every_message(source, "soundness") is not None else stronger(source, "soundness")
-    return "" if found is None else f" On the evaluated instances another did better ({found[0]}): {percent_words(1 - found[1].estimate)}."
 
 
 def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> tuple[list[str], list[str], str]:
@@ -237,9 +238,7 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
         tone = "plain" if tone == "good" and not better else tone
     else:
         not_shown.append("That it decides better than without a prover: no such baseline was computed.")
-    value = source.told("message_value")
-    silenced = value.get("silenced") if isinstance(value, dict) else None
-    lost = figure_of(silenced.get("lost")) if isinstance(silenced, dict) else None
+    lost = figure_of(section(source.part("message_value"), "silenced").get("lost"))
     if lost is not None:
         # One trained to listen can do worse in silence than one that never heard anybody: without a better accuracy than that of a verifier
         # alone a loss shows that it relies on messages, not that they help.
@@ -260,13 +259,6 @@ def _comparison(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
     return f"{text} {joint} {words[second]} the {percent_words(baseline.estimate)} measured without a prover ({baseline_by(source)})"
 
 
-def _how_sure(accuracy: Figure, mode: str) -> str:
-    words = interval_words(accuracy, True)
-    if words == EXACT:
-        return f"{EXACT}: every situation of the game was played; {mode} play"
-    return f"95\u00a0% interval {words}, {mode} play" if words else f"{mode} play, interval unknown"
-
-
 def _instances(source: RunSource, accuracy: Figure) -> str:
     split = source.evaluation.get("split")
     number = "" if accuracy.n is None else f"{accuracy.n:,} "
@@ -275,12 +267,3 @@ def _instances(source: RunSource, accuracy: Figure) -> str:
     overlap = finite(source.evaluation.get("overlap"))
     left_out = f" (and {overlap:,.0f} that it was trained with left out)" if overlap else ""
     return f"{number}held-out instances{left_out}" + (f" ({split[:40]})" if isinstance(split, str) and split != "test" else "")
-
-
-def _training_sentence(source: RunSource) -> str:
-    values = [row["train/verifier/accuracy"] for row in source.rows if "train/verifier/accuracy" in row][-20:]
-    if not values:
-        return ""
-    mean = sum(values) / len(values)
-    span = "in the last iteration" if len(values) == 1 else f"over the last {len(values)} iterations"
-    return f"In training the verifier decided {percent_words(mean)} correctly {span}; that says nothing of other instances."

@@ -75,7 +75,7 @@ def sections(
 
 
 def rendered(template: str, *, scripts: tuple[str, ...] = (), styles: tuple[str, ...] = (), connect: bool = False, **variables: Any) -> str:
-    """The page of `template`, which includes head.html.j2. scripts, styles: files of `TEMPLATES` that it carries, the styles behind the
+    """The page of `template`, which may extend page.html.j2. scripts, styles: files of `TEMPLATES` that it carries, the styles behind the
     sheet that all pages have. connect: may ask its own server. variables: of the template, all escaped.
     """
     from markupsafe import Markup  # here, not above: training imports this room, and must not wait for it

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.intervals import Mean
-from nip_ray.evaluation.report.pictures import agent_colours
 from nip_ray.evaluation.report.source import Figure, Row
 from nip_ray.evaluation.trend import slope
 
@@ -19,6 +18,16 @@ Style = Literal["line", "faint", "grey", "dashed", "marked", "area", "points", "
 MAX_POINTS = 500  # per series: about one a pixel
 MAX_GROUPS = 8  # values of one group that a panel tells apart
 MAX_AGENTS = 8
+PALETTE = ("#1668c4", "#b34a00", "#08714f", "#8d3aa0", "#746300", "#b3304c", "#3d3d99", "#5d646d")
+"""Colours by number: `--a0` to `--a7` of the style sheet. They differ in lightness too, for readers who tell few hues apart."""
+_OF_AGENTS = {
+    **dict.fromkeys(("verifier", "host", "player0"), 0),
+    **dict.fromkeys(("prover", "prover0", "agent", "player1"), 1),
+    "prover1": 2,
+    "prover2": 3,
+    "adversarial_verifier": 4,
+    "simulator": 5,
+}
 
 
 @dataclass(frozen=True)
@@ -59,12 +68,13 @@ def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_
 
     chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations are.
     """
+    lengths = [*_trained(rows, "train/episode_length", "training", 0), *_examined(rows, "episode_length", "held-out", 1)]
     made = [
         _accuracy(rows, chance, baseline),
         _both_sides(rows),
         _hacking(rows),
         *_groups(rows),
-        _lengths(rows),
+        Panel("episode_length", "Episode length", "rounds", lengths),
         _returns(rows),
         *_exact(rows),
     ]
@@ -89,6 +99,15 @@ def deciders(rows: Sequence[Row]) -> list[str]:
     """The members of a panel, whose own votes metrics count beside the verdict; none where one verifier decides."""
     keys = {key for row in (rows[0], rows[-1]) for key in row}
     return [name for name in agents(rows) if name != "verifier" and f"train/{name}/accuracy" in keys]
+
+
+def agent_colours(names: Iterable[str]) -> dict[str, int]:
+    """Agent -> number of its colour, the same on every page: the agents that ship have their own, others follow in alphabetical order."""
+    ordered = sorted(set(names))
+    colours = {name: _OF_AGENTS[name] for name in ordered if name in _OF_AGENTS}
+    free = [i for i in range(len(PALETTE)) if i not in colours.values()]
+    others = [name for name in ordered if name not in colours]
+    return colours | {name: free[i % len(free)] for i, name in enumerate(others)}
 
 
 def smooth(y_N: Floats, window: int) -> Floats:
@@ -185,12 +204,6 @@ def group_values(keys: Iterable[str]) -> dict[str, list[str]]:
 def _numeric(value: str) -> tuple[bool, int, str]:
     whole = bool(re.fullmatch(r"-?[0-9]{1,18}", value))
     return (not whole, int(value) if whole else 0, value)
-
-
-def _lengths(rows: Sequence[Row]) -> Panel:
-    key = "episode_length"
-    series = [*_trained(rows, f"train/{key}", "training", 0), *_examined(rows, key, "held-out", 1)]
-    return Panel("episode_length", "Episode length", "rounds", series)
 
 
 def _returns(rows: Sequence[Row]) -> Panel:

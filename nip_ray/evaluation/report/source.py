@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.report.instances import read_pictures
 from nip_ray.storage.folder import CONFIG, METRICS, VERSION, RunFolder
 from nip_ray.storage.listing import config_of
 
@@ -22,6 +21,7 @@ MAX_TEXT = 60_000  # characters of a config or environment that a page shows
 EXACT = "exact"  # what stands where an interval would, if nothing was sampled
 CROSS_PLAY = "cross_play.json"
 PRETRAINING = "pretraining.json"
+INSTANCES = "instances.json"  # pictures of a run's instances, which stand there once
 MAX_TRANSCRIPT_BYTES = 20_000_000  # a report shows a handful of episodes; more than this is not read
 
 Row = dict[str, float]
@@ -58,6 +58,11 @@ class RunSource:
         """A part of evaluation.json: of the instances that were not trained with, where it tells them apart; None where it is missing."""
         unseen = self.evaluation.get("unseen")
         return unseen[part] if isinstance(unseen, dict) and part in unseen else self.evaluation.get(part)
+
+    def part(self, name: str) -> Record:
+        """The same of a part that is a mapping, {} for anything else."""
+        found = self.told(name)
+        return found if isinstance(found, dict) else {}
 
 
 def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
@@ -210,6 +215,16 @@ def _items(path: Path, records: list[Record], notes: list[str]) -> dict[str, Rec
     return found
 
 
+def read_pictures(run_dir: Path) -> dict[str, dict[str, Any]]:
+    """Instance (as text) -> picture; {} where there are none, or the file is damaged: pictures are an ornament."""
+    try:
+        document = json.loads((run_dir / INSTANCES).read_bytes())
+        found = document["pictures"] if document["version"] == 1 else {}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(value, dict)} if isinstance(found, dict) else {}
+
+
 def _text(path: Path, notes: list[str]) -> str:
     if not path.is_file():
         notes.append(f"{path.name} is missing.")
@@ -261,6 +276,11 @@ def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], s
         if records:
             return records, path.name, unreadable
     return [], "", unreadable
+
+
+def count_words(figure: Figure | None) -> str:
+    """Of how many a figure is, "" where it is unknown."""
+    return "" if figure is None or figure.n is None else f"{figure.n:,}"
 
 
 def cell(figure: Figure | None, shares: bool = True) -> tuple[str, str]:

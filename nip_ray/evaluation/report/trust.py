@@ -8,10 +8,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection, section, verdicts_of
+from nip_ray.evaluation.report.describe import entries, has_held_out, label_words, pays_for_rejection, section, verdicts_of
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.panels import deciders
-from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, cell, figure_of, finite, interval_words, percent_words
+from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, cell, count_words, figure_of, finite, percent_words
 
 SIDES = ("soundness", "completeness", "refusal")
 ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
@@ -96,9 +96,7 @@ def examined_words(source: RunSource) -> str:
 
 def attackers(source: RunSource, side: str) -> list[Record]:
     """The attackers of one side as they stand in the file."""
-    part = section(source.evaluation, "attack").get(side)
-    found = part.get("attackers") if isinstance(part, dict) else None
-    return [one for one in found[:ATTACKERS_SHOWN] if isinstance(one, dict)] if isinstance(found, list) else []
+    return entries(section(section(source.evaluation, "attack"), side), "attackers")[:ATTACKERS_SHOWN]
 
 
 def attacking_agents(source: RunSource, side: str) -> list[str]:
@@ -125,14 +123,23 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
     sides = {key: _side(source, key) for key in SIDES}
     if sides["refusal"] is None and not pays_for_rejection(source.config):  # of a time when the two had one name
         sides["completeness"], sides["refusal"] = None, sides["completeness"]
+    classes = names if len(names := verdicts_of(source.config)) > 2 else ()
+    verdicts, questions = [], []
+    for name in classes:  # what an attack on the soundness of each came to
+        if (side := _side(source, f"soundness/{name}")) is not None:
+            error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
+            verdicts.append((name, {**side, "error": cell(error), "n": count_words(error)}))
+    for key, label in (("own", "the verifier's own"), ("random", "random"), ("best", "the best for each instance")):
+        if (figure := figure_of(section(source.evaluation, "questions").get(key))) is not None:
+            questions.append((label, _wrong(figure)))  # not rejected after the best of all answers
     return {
         "sides": sides,
-        "verdicts": list(_by_verdict(source)),
-        "classes": len(verdicts_of(source.config)) > 2,
+        "verdicts": verdicts,
+        "classes": bool(classes),
         "held_out": is_held_out(source),
         "labels": label_words(source.config),
         "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
-        "questions": list(_questions(source)),
+        "questions": questions,
         "worst": list(_worst_case(source)),
         "calibration": _calibration(source),
         "selective": _selective(source),
@@ -140,11 +147,6 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         "deciders": list(_deciders(source)),
         "cross_play": heat_map(source.cross_play),
     }
-
-
-def _part(source: RunSource, key: str) -> Record:
-    found = source.told(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _side(source: RunSource, key: str) -> dict[str, Any] | None:
@@ -158,7 +160,7 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
     better = stronger(source, key)
     return {
         "error": cell(whole),
-        "n": "" if whole is None or whole.n is None else f"{whole.n:,}",
+        "n": count_words(whole),
         "chosen": next((row["fooled"] for row in rows if row["chosen"]), ("", "")),
         "attacker": next((row["name"] for row in rows if row["chosen"]), ""),
         "rows": rows,
@@ -169,22 +171,13 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
     }
 
 
-def _by_verdict(source: RunSource) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of more than two verdicts, what an attack on the soundness of each came to."""
-    for name in verdicts_of(source.config) if len(verdicts_of(source.config)) > 2 else ():
-        if (side := _side(source, f"soundness/{name}")) is not None:
-            error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
-            yield name, {**side, "error": cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}
-
-
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
     """Share not rightly judged (as in the table, high is bad) by what attackers may use, a line for each that could go on; places from 0
     to 100, down from the top.
     """
     lines = []
     for one in attackers(source, key):
-        stops = one[of][:100] if isinstance(one.get(of), list) else []
-        known = [(finite(stop.get(unit)), figure_of(stop.get("held_out"))) for stop in stops if isinstance(stop, dict)]
+        known = [(finite(stop.get(unit)), figure_of(stop.get("held_out"))) for stop in entries(one, of)[:100]]
         lines.append([(after, 100 * right.estimate) for after, right in known if after and right is not None])
     longest = max((after for line in lines for after, _ in line), default=0)
     if longest <= 0:
@@ -196,14 +189,6 @@ def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] |
         "longest": f"{longest:g}",
         "words": _BUDGET_WORDS[of],
     }
-
-
-def _questions(source: RunSource) -> Iterator[tuple[str, tuple[str, str]]]:
-    """(how the verifier asks, share of false claims that are not rejected after the best of all answers)."""
-    found = section(source.evaluation, "questions")
-    for key, label in (("own", "the verifier's own"), ("random", "random"), ("best", "the best for each instance")):
-        if (figure := figure_of(found.get(key))) is not None:
-            yield label, _wrong(figure)
 
 
 def _wrong(right: Figure | None) -> tuple[str, str]:
@@ -223,7 +208,7 @@ def _attacker(one: Record) -> dict[str, Any] | None:
         "fooled": cell(fooled),
         "undecided": cell(figure_of(one.get("undecided")))[0],
         "at": _places(fooled),
-        "n": "" if figure.n is None else f"{figure.n:,}",
+        "n": count_words(figure),
     }
 
 
@@ -234,19 +219,19 @@ def _places(figure: Figure) -> dict[str, float]:
 
 
 def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]:
-    part = _part(source, "worst_case")
+    part = source.part("worst_case")
     names = {"accuracy": "Right in every episode", "completeness": "Completeness", "soundness": "Soundness", "undecided": "Ever undecided"}
     if len(verdicts := verdicts_of(source.config)) > 2:
         names |= {f"soundness/{name}": f"Soundness: {name}" for name in verdicts}
     for key, label in names.items():
         figure = figure_of(part.get(f"verifier/{key}"))
         if figure is not None:
-            yield label, cell(figure), "" if figure.n is None else f"{figure.n:,}"
+            yield label, cell(figure), count_words(figure)
 
 
 def _deciders(source: RunSource) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """(member of a panel, its own vote: right in greedy play, right in every sampled play, Brier score, soundness error under attack)."""
-    greedy, deep, attack = (_part(source, name) for name in ("greedy", "deciders", "deciders_under_attack"))
+    greedy, deep, attack = (source.part(name) for name in ("greedy", "deciders", "deciders_under_attack"))
     for who in deciders(source.rows):
         own = section(deep, who)
         shares = (
@@ -260,11 +245,10 @@ def _deciders(source: RunSource) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 def _calibration(source: RunSource) -> dict[str, Any] | None:
     """Bins of a reliability diagram, in per cent of its sides, and the figures beside it."""
-    part = _part(source, "calibration")
+    part = source.part("calibration")
     bins = []
-    for one in part["bins"][:40] if isinstance(part.get("bins"), list) else []:
-        seen = figure_of(one.get("positive")) if isinstance(one, dict) else None
-        said = finite(one.get("confidence")) if isinstance(one, dict) else None
+    for one in entries(part, "bins")[:40]:
+        seen, said = figure_of(one.get("positive")), finite(one.get("confidence"))
         if seen is not None and said is not None:
             bins.append({"said": round(100 * said, 1), "n": seen.n or 0, **_places(seen)})
     figures = [(label, _number(figure_of(part.get(key)))) for key, label in (("brier", "Brier score"), ("ece", "Calibration error"))]
@@ -274,11 +258,11 @@ def _calibration(source: RunSource) -> dict[str, Any] | None:
 
 def _selective(source: RunSource) -> dict[str, Any] | None:
     """Risk against coverage: (coverage, risk, lower, upper) in per cent, the height of the drawing's axis, and the figures beside it."""
-    part = section(_part(source, "calibration"), "selective")
+    part = section(source.part("calibration"), "selective")
     points = []
-    for one in part["curve"][:100] if isinstance(part.get("curve"), list) else []:
-        known = [finite(one.get(key)) for key in ("coverage", "risk", "lower", "upper")] if isinstance(one, dict) else []
-        if known and known[0] is not None and known[1] is not None:
+    for one in entries(part, "curve")[:100]:
+        known = [finite(one.get(key)) for key in ("coverage", "risk", "lower", "upper")]
+        if known[0] is not None and known[1] is not None:
             points.append([100 * min(1.0, max(0.0, known[1] if share is None else share)) for share in known])
     figures = [("Area under the curve", _number(figure_of(part.get("area")))), ("Coverage", cell(figure_of(part.get("coverage"))))]
     for share, record in sorted(section(part, "precision").items())[:4]:
@@ -304,7 +288,7 @@ def _number(figure: Figure | None) -> tuple[str, str]:
 
 def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:
     """(what was done to the messages, accuracy, what was lost)."""
-    part = _part(source, "message_value")
+    part = source.part("message_value")
     heard = figure_of(part.get("heard"))
     if heard is None:
         return
@@ -325,17 +309,22 @@ def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     roles = crossed.get("roles")
     down, across = map(str, roles) if isinstance(roles, list) and len(roles) == 2 else ("verifier", "prover")
-    cells = [cell for cell in crossed["matrix"] if isinstance(cell, dict)] if isinstance(crossed.get("matrix"), list) else []
-    figures = {(str(cell.get(down)), str(cell.get(across))): figure_of(cell.get("accuracy", cell.get("score"))) for cell in cells}
+    pairs = ((str(one.get(down)), str(one.get(across)), one.get("accuracy", one.get("score"))) for one in entries(crossed, "matrix"))
+    figures = {(row, column): figure_of(record) for row, column, record in pairs}
     verifiers, provers = (list(dict.fromkeys(pair[side] for pair in figures)) for side in (0, 1))
     rows, columns = verifiers[:CELLS_SHOWN], provers[:CELLS_SHOWN]
     if not rows:
         return None
     elo = _elo(crossed, down), _elo(crossed, across)
-    made = [
-        {"name": short(row, 60), "elo": elo[0].get(row), "cells": [_heat(figures.get((row, column)), row == column) for column in columns]}
-        for row in rows
-    ]
+    made = []
+    for row in rows:
+        cells = []
+        for column in columns:  # own: the two trained together; step: the shade, from 0 (all wrong) to 10 (all right)
+            figure = figures.get((row, column))
+            text, interval = ("–", "") if figure is None else cell(figure)
+            step = "none" if figure is None else round(10 * min(1.0, max(0.0, figure.estimate)))
+            cells.append({"text": text, "interval": interval, "step": step, "own": row == column})
+        made.append({"name": short(row, 60), "elo": elo[0].get(row), "cells": cells})
     runs = max(len(verifiers), len(provers))
     cut = f"{CELLS_SHOWN} of {runs} runs shown; the file has all." if runs > CELLS_SHOWN else ""
     last = [elo[1].get(column, "") for column in columns] if elo[1] else []
@@ -345,16 +334,7 @@ def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _elo(crossed: Mapping[str, Any], role: str) -> dict[str, str]:
     """Name -> rating with its interval, in whole points."""
-    found = crossed["elo"].get(role) if isinstance(crossed.get("elo"), dict) else None
-    figures = {str(one.get("name")): figure_of(one) for one in found if isinstance(one, dict)} if isinstance(found, list) else {}
+    figures = {str(one.get("name")): figure_of(one) for one in entries(section(crossed, "elo"), role)}
     return {
         name: f"{one.estimate:.0f} [{one.lower:.0f}, {one.upper:.0f}]" for name, one in figures.items() if one and one.lower is not None
     }
-
-
-def _heat(figure: Figure | None, own: bool) -> dict[str, Any]:
-    """text, interval, whether the two trained together, and the shade: a step from 0 (all wrong) to 10 (all right)."""
-    if figure is None:
-        return {"text": "–", "interval": "", "step": "none", "own": own}
-    step = round(10 * min(1.0, max(0.0, figure.estimate)))
-    return {"text": percent_words(figure.estimate), "interval": interval_words(figure, True), "step": step, "own": own}

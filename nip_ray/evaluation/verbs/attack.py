@@ -68,10 +68,14 @@ def attackers(config: ExperimentConfig, agents: Sequence[str], size: int, seed: 
     scenario: Any = config.scenario
     if hasattr(scenario, "agents"):  # a scenario of somebody's own may have no settings of agents, and one size alone
         own = {agent: agent_settings(config, agent) for agent in from_settings(config.protocol).agents}
-        changed = {agent: _able(wider(own[agent], size), kind) for agent in agents}
+        changed = {}
+        for agent in agents:
+            made = wider(own[agent], size)
+            rates = {f.name: LrFactors() for f in fields(made) if isinstance(getattr(made, f.name), LrFactors)}
+            changed[agent] = replace(made, **rates, **({"kind": kind} if hasattr(made, "kind") else {}))
         scenario = replace(scenario, agents={**own, **changed})
-    made = build_agents(played_scenario(config.protocol, scenario, config.algorithm), scenario, stable_seed(seed, "attackers"))
-    return {agent: made[agent] for agent in agents}
+    built = build_agents(played_scenario(config.protocol, scenario, config.algorithm), scenario, stable_seed(seed, "attackers"))
+    return {agent: built[agent] for agent in agents}
 
 
 def wider(settings: Any, size: int) -> Any:
@@ -81,12 +85,6 @@ def wider(settings: Any, size: int) -> Any:
     numbers = {f.name: value for f in fields(settings) if type(value := getattr(settings, f.name)) is int}
     widths = {name: x for name, x in numbers.items() if name.startswith(("d_", "hidden")) or name.endswith("channels")}
     return replace(settings, **{name: x * size for name, x in widths.items()})
-
-
-def _able(settings: Any, kind: str) -> Any:
-    """The settings with this kind of agent, and every learning-rate factor as it is by default."""
-    rates = {f.name: LrFactors() for f in fields(settings) if isinstance(getattr(settings, f.name), LrFactors)}
-    return replace(settings, **rates, **({"kind": kind} if hasattr(settings, "kind") else {}))
 
 
 def _scripts(config: ExperimentConfig, scenario: Scenario) -> dict[str, dict[str, nn.Module]]:

@@ -12,7 +12,7 @@ Decisions that matter here:
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratifie
 from nip_ray.evaluation.claims import shares
 from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.enumerated import as_exact, distinct_part
-from nip_ray.evaluation.intervals import Mean, proportion
+from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.report.compare import names_apart
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
+from nip_ray.evaluation.verbs.instances import content_of, same_content
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
-from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.play.staged import stage_all
 from nip_ray.protocols import Protocol
@@ -57,6 +57,24 @@ class Contestant:
     networks: Mapping[str, nn.Module]
 
 
+@dataclass(frozen=True)
+class Games:
+    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all. seed_B: episode
+    seeds.
+    """
+
+    y_B: Tensor
+    verdict_B: Tensor
+    return_BA: Tensor
+    seed_B: Tensor
+
+
+Cells = dict[tuple[str, str], dict[str, tuple[int, int]]]
+"""(verifier, prover) -> name -> (successes, trials); see `shares`."""
+Play = Callable[[int, int], Games]
+"""The games of a row, by its number, with a column."""
+
+
 def cross_play(
     run_dirs: Sequence[Path | str],
     *,
@@ -75,32 +93,22 @@ def cross_play(
     check_fit(run_dirs)
     runs = _contestants(run_dirs, dataset)
     place_B = places(len(runs[0].ids), max_instances, seed)
-    cells, scores = {}, []
-    for verifier in runs:
-        for prover in runs:
-            games = played(verifier, prover, place_B, greedy, seed)
-            cells[verifier.name, prover.name] = figures_of(verifier.scenario.protocol, games.verdict_B, games.y_B, games.seed_B)
-            scores.append((games.verdict_B == games.y_B).double())
-    names, roles = [run.name for run in runs], ("verifier", "prover")
-    rated = ratings(torch.stack(scores).reshape(len(runs), len(runs), -1).numpy())
     distinct = distinct_part(runs[0].scenario, runs[0].ids[place_B]) if greedy else None
-    matrix = [
-        {"verifier": verifier.name, "prover": prover.name, **as_exact(figures, distinct)}
-        for verifier in runs
-        for prover in runs
-        for counts in [cells[verifier.name, prover.name]]
-        for figures in [{name: proportion(*count).record() for name, count in counts.items()}]
-    ]
+
+    def play(verifier: int, prover: int) -> Games:
+        return played(runs[verifier], runs[prover], place_B, greedy, seed)
+
+    found, cells = table(runs[0].scenario.protocol, [run.name for run in runs], play, distinct)
     return {
         "runs": [{"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs],
         "groups": list(_groups(runs)),
         "greedy": greedy,
         "num_instances": len(place_B),
         "dataset": None if dataset is None else str(dataset),
-        "matrix": matrix,
+        "matrix": found["matrix"],
         "by_group": list(_by_group(runs, cells, seed)),
-        "roles": list(roles),
-        "elo": {role: records(names, found) for role, found in zip(roles, rated, strict=True)},
+        "roles": found["roles"],
+        "elo": found["elo"],
     }
 
 
@@ -154,7 +162,8 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
             name = scenario.protocol.name
             raise UserError(f"cross-play: {run_dir} plays {name}, which has no verifier and prover to be exchanged; leave it out")
         ids = scenario.ids("test").cpu()
-        group = next((other.group for other in runs if _same_but_seed(other.config, config)), name)
+        plain = config.model_dump(exclude=set(FREE_KEYS))
+        group = next((other.group for other in runs if other.config.model_dump(exclude=set(FREE_KEYS)) == plain), name)
         runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, made.networks))
         largest = [getattr(run.scenario, "num_nodes", None) for run in (runs[0], runs[-1])]
         if largest[0] != largest[1]:  # a symbol names a graph and a node: symbols are numbered by the largest graph
@@ -162,37 +171,12 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
                 f"cross-play: the largest graph of {run_dirs[0]}, training pairs included, has {largest[0]} nodes and that of {run_dir} "
                 f"{largest[1]}, so their symbols name other nodes; name runs with the same largest graph"
             )
-        if not _same_instances(runs[0], runs[-1]):
+        prover = scenario.protocol.provers[0]
+        if len(runs) > 1 and not same_content(*(content_of(run.scenario, run.ids, prover) for run in (runs[0], runs[-1]))):
             has_files = config.scenario.name in WITH_FILES
             hint = "name a file of instances with --dataset" if has_files else "name runs with the same settings of their instances"
             raise UserError(f"cross-play: {run_dirs[0]} and {run_dir} have other held-out instances; {hint}")
     return runs
-
-
-def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
-    free = set(FREE_KEYS)
-    return first.model_dump(exclude=free) == second.model_dump(exclude=free)
-
-
-@torch.no_grad()
-def _same_instances(first: Contestant, second: Contestant) -> bool:
-    """True if the held-out instances of both are the same, as far as a verifier of the first sees them at the start."""
-    if first is second:
-        return True
-    if len(first.ids) != len(second.ids):
-        return False
-    seen = [_first_sight(run) for run in (first, second)]
-    shared = set(seen[0]) & set(seen[1]) - {"history", "latest"}
-    return all(seen[0][key].shape == seen[1][key].shape and bool((seen[0][key] == seen[1][key]).all()) for key in shared)
-
-
-def _first_sight(run: Contestant) -> dict[str, Tensor]:
-    """What every held-out instance is; or, where its scenario does not say, what a prover sees of it first, and its label."""
-    if (content := run.scenario.instance_content(run.ids)) is not None:
-        return content
-    play = BatchedPlay(run.scenario)
-    play.reset(run.ids, torch.zeros_like(run.ids))
-    return {**play.observe(run.scenario.protocol.provers[0], torch.arange(len(run.ids))), "label": run.scenario.label_I[run.ids]}
 
 
 def places(count: int, most: int | None, seed: int) -> Tensor:
@@ -202,7 +186,7 @@ def places(count: int, most: int | None, seed: int) -> Tensor:
     return torch.randperm(count, generator=generator(seed, "cross play", "instances"))[:most].sort().values
 
 
-def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Rollout:
+def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Games:
     """The instances at these places once each: the verifier (all who decide; without any, the first player) of one run, everybody else of
     the other."""
     protocol, play = verifier.scenario.protocol, BatchedPlay(verifier.scenario)
@@ -213,13 +197,31 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
             players[agent] = Player(verifier.networks[agent], noise)
         else:  # each sees through its own run's eyes, where the same instance may have another number
             players[agent] = Player(prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario)
-    return stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
+    found = stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
+    return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
 
 
-def figures_of(protocol: Protocol, verdict_B: Tensor, y_B: Tensor, seed_B: Tensor) -> dict[str, tuple[int, int]]:
-    """Name -> (successes, trials); see `shares`."""
-    found = shares(protocol, verdict_B.cpu().numpy(), y_B.cpu().numpy(), seed_B.cpu().numpy())
-    return {name: (int(hit_B.sum()), int(of_B.sum())) for name, (hit_B, of_B) in found.items()}
+def table(protocol: Protocol, names: Sequence[str], play: Play, distinct: float | None) -> tuple[dict[str, Any], Cells]:
+    """The entries "roles", "matrix" and "elo" of those who meet, and what a verifier's cells count. distinct: of `distinct_part`."""
+    roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
+    matrix, scores, cells = [], [], {}
+    for row, own in enumerate(names):
+        scores.append([])
+        for column, other in enumerate(names):
+            games = play(row, column)
+            if protocol.verifier is not None:
+                score_B = (games.verdict_B == games.y_B).double()
+                found = shares(protocol, *(part_B.cpu().numpy() for part_B in (games.verdict_B, games.y_B, games.seed_B)))
+                counts = {name: (int(hit_B.sum()), int(of_B.sum())) for name, (hit_B, of_B) in found.items()}
+                cells[own, other], figures = counts, {name: proportion(*count).record() for name, count in counts.items()}
+            else:
+                score_B = (1 + torch.sign(games.return_BA[:, 0] - games.return_BA[:, 1:].mean(1))) / 2
+                figures = {"score": mean(score_B.numpy()).record(), "return": mean(games.return_BA[:, 0].numpy()).record()}
+            scores[-1].append(score_B)
+            matrix.append({roles[0]: own, roles[1]: other, **as_exact(figures, distinct)})
+    rated = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
+    elo = {role: records(names, found) for role, found in zip(roles, rated, strict=True)}
+    return {"roles": list(roles), "matrix": matrix, "elo": elo}, cells
 
 
 def _groups(runs: Sequence[Contestant]) -> dict[str, list[Contestant]]:
@@ -229,9 +231,7 @@ def _groups(runs: Sequence[Contestant]) -> dict[str, list[Contestant]]:
     return found
 
 
-def _by_group(
-    runs: Sequence[Contestant], cells: Mapping[tuple[str, str], dict[str, tuple[int, int]]], seed: int
-) -> Iterator[dict[str, Any]]:
+def _by_group(runs: Sequence[Contestant], cells: Cells, seed: int) -> Iterator[dict[str, Any]]:
     """For each pair of groups the interquartile means; of a group with itself, those that trained together apart."""
     groups = _groups(runs)
     for verifiers, first in groups.items():
@@ -243,11 +243,7 @@ def _by_group(
                 trials = [[tried for _, tried in row_of] for row_of in counts]
                 row[name] = crossed_interval(score, seed, n_VP=trials).record()
                 if verifiers == provers:
-                    row[f"{name}_trained_together"] = _together([cells[run.name, run.name][name] for run in first], seed).record()
+                    known = [(hits, tried) for run in first for hits, tried in [cells[run.name, run.name][name]] if tried]
+                    together = stratified_interval([[hits / tried for hits, tried in known]], seed, n_KL=[[tried for _, tried in known]])
+                    row[f"{name}_trained_together"] = together.record()
             yield row
-
-
-def _together(counts: Sequence[tuple[int, int]], seed: int) -> Mean:
-    """Of runs by themselves: the interquartile mean over seeds."""
-    known = [(hits, trials) for hits, trials in counts if trials]
-    return stratified_interval([[hits / trials for hits, trials in known]], seed, n_KL=[[trials for _, trials in known]])

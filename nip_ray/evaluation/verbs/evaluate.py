@@ -21,8 +21,7 @@ from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yam
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
-from nip_ray.evaluation.examine import Examination
-from nip_ray.evaluation.players import players
+from nip_ray.evaluation.examine import Examination, players
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.evaluation.verbs.attack import attack, check_attack
 from nip_ray.evaluation.verbs.instances import instances_of_networks, instances_of_text

@@ -1,16 +1,35 @@
-"""What an evaluation found about every instance, a record each: `nip-ray evaluate RUN_DIR --instances FILE`."""
+"""Instances of a run: what each of them is, and what an evaluation found about it (`nip-ray evaluate RUN_DIR --instances FILE`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.evaluation.examine import Examination
+from nip_ray.play.core import BatchedPlay
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.storage.folder import RunFolder
+
+_OF_PROTOCOL = ("round", "speaks", "may_decide", "told", "history", "latest", "answer_side")  # what an observation has besides
+
+
+def content_of(scenario: Scenario, ids: Tensor, agent: str) -> dict[str, Tensor]:
+    """What every instance is; or, where its scenario does not say, its label and what `agent` sees of it at first."""
+    if (content := scenario.instance_content(ids)) is not None:
+        return content
+    play = BatchedPlay(scenario)
+    play.reset(ids, torch.zeros_like(ids))
+    seen = play.observe(agent, torch.arange(len(ids)))
+    return {**{key: value for key, value in seen.items() if key not in _OF_PROTOCOL}, "label": scenario.label_I[ids]}
+
+
+def same_content(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return True if two runs have the same instances in the same order, as far as both say what these are."""
+    return all(one[key].shape == other[key].shape and bool((one[key] == other[key]).all()) for key in one.keys() & other.keys())
 
 
 @torch.no_grad()

@@ -37,7 +37,10 @@ def play_match(
     ("search_starts", "search_depth", "search_complete"), always on whole numbers. Raises UserError for a player that is none, several that
     play by turns in a run, two that were trained on different games, and a search with a host that draws its moves.
     """
+    from nip_ray.scenarios.hironaka.game import Game
     from nip_ray.scenarios.hironaka.match import PUBLISHED, match
+    from nip_ray.scenarios.hironaka.tree import search_depth
+    from nip_ray.seeding import generator
 
     games = [game for role, text in (("host", host), ("agent", agent)) if (game := _game_of(role, text)) is not None]
     if any(game != games[0] for game in games):
@@ -45,7 +48,12 @@ def play_match(
     settings = replace(PUBLISHED, **(games[0] if games else {}))
     settings = settings if scale_state is None else replace(settings, scale_state=scale_state)
     players = player_of("host", host, settings.dimension), player_of("agent", agent, settings.dimension)
-    searched = _searched(players[0], settings, search_starts, seed) if search_starts else {}
+    searched: dict[str, Any] = {}
+    if search_starts:
+        game = Game(replace(settings, reduce_start=True, scale_state=False))
+        points = game.random_points(search_starts, generator(seed, "search"))
+        found = search_depth(game, players[0], points, limit=settings.max_rounds + 1)
+        searched = {"search_starts": search_starts, "search_depth": found.rounds, "search_complete": found.complete}
     told = {"host": host, "agent": agent, "seed": seed, "scale_state": settings.scale_state}
     return {**told, **match(*players, rounds, seed, settings).record(), **searched}
 
@@ -99,13 +107,3 @@ def _split(text: str) -> tuple[Path, int | None]:
     """Folder and iteration of RUN_DIR or RUN_DIR@N."""
     folder, at, iteration = text.rpartition("@")
     return (Path(folder), int(iteration)) if at and iteration.isdecimal() else (Path(text), None)
-
-
-def _searched(host: "Player", settings: HironakaSettings, starts: int, seed: int) -> dict[str, Any]:
-    from nip_ray.scenarios.hironaka.game import Game
-    from nip_ray.scenarios.hironaka.tree import search_depth
-    from nip_ray.seeding import generator
-
-    game = Game(replace(settings, reduce_start=True, scale_state=False))
-    found = search_depth(game, host, game.random_points(starts, generator(seed, "search")), limit=settings.max_rounds + 1)
-    return {"search_starts": starts, "search_depth": found.rounds, "search_complete": found.complete}

@@ -12,23 +12,20 @@ Decisions that matter here:
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.evaluation.elo import ratings, records
-from nip_ray.evaluation.enumerated import as_exact, distinct_part
-from nip_ray.evaluation.intervals import mean, proportion
-from nip_ray.evaluation.players import players
-from nip_ray.evaluation.verbs.cross_play import Contestant, figures_of, places, played
+from nip_ray.evaluation.enumerated import distinct_part
+from nip_ray.evaluation.examine import players
+from nip_ray.evaluation.verbs.cross_play import Contestant, Games, Play, places, played, table
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.opponent_pool import thinned
 from nip_ray.progress import say
@@ -43,22 +40,6 @@ if TYPE_CHECKING:
 
 MOST = 40
 """Checkpoints that are played; of more, so many spread over all of training."""
-
-
-@dataclass(frozen=True)
-class Games:
-    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all. seed_B: episode
-    seeds.
-    """
-
-    y_B: Tensor
-    verdict_B: Tensor
-    return_BA: Tensor
-    seed_B: Tensor
-
-
-Play = Callable[[int, int], Games]
-"""The games of a row, by its number, with a column."""
 
 
 @dataclass(frozen=True)
@@ -94,35 +75,12 @@ def cross_play_checkpoints(
         "greedy": greedy,
         "num_instances": meeting.count,
         "dataset": None if dataset is None else str(dataset),
-        **_table(meeting, names),
+        **table(meeting.protocol, names, meeting.play, meeting.distinct)[0],
     }
 
 
 def _name(iteration: int) -> str:
     return f"{iteration:06d}"
-
-
-def _table(meeting: Meeting, names: Sequence[str]) -> dict[str, Any]:
-    """ "roles", "matrix" and "elo"."""
-    protocol = meeting.protocol
-    roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
-    matrix, scores = [], []
-    for row, own in enumerate(names):
-        scores.append([])
-        for column, other in enumerate(names):
-            games = meeting.play(row, column)
-            if protocol.verifier is not None:
-                score_B = (games.verdict_B == games.y_B).double()
-                counts = figures_of(protocol, games.verdict_B, games.y_B, games.seed_B)
-                figures = {name: proportion(*count).record() for name, count in counts.items()}
-            else:
-                score_B = (1 + torch.sign(games.return_BA[:, 0] - games.return_BA[:, 1:].mean(1))) / 2
-                figures = {"score": mean(score_B.numpy()).record(), "return": mean(games.return_BA[:, 0].numpy()).record()}
-            scores[-1].append(score_B)
-            matrix.append({roles[0]: own, roles[1]: other, **as_exact(figures, meeting.distinct)})
-    of_rows, of_columns = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
-    elo = {role: records(names, found) for role, found in zip(roles, (of_rows, of_columns), strict=True)}
-    return {"roles": list(roles), "matrix": matrix, "elo": elo}
 
 
 def _spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
@@ -153,8 +111,7 @@ def _networks(
     place_B = places(len(ids), max_instances, seed)
 
     def play(row: int, column: int) -> Games:
-        found = played(everyone[row], everyone[column], place_B, greedy, seed)
-        return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
+        return played(everyone[row], everyone[column], place_B, greedy, seed)
 
     return Meeting(scenario.protocol, chosen, play, len(place_B), distinct_part(scenario, ids[place_B]) if greedy else None)
 

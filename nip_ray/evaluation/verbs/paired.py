@@ -24,12 +24,12 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import paired_difference
-from nip_ray.evaluation.claims import Flags, Whole, shares
+from nip_ray.evaluation.claims import Flags, shares
 from nip_ray.evaluation.enumerated import as_exact, distinct_part
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
+from nip_ray.evaluation.verbs.instances import content_of, same_content
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
-from nip_ray.play.scenario import Scenario
 from nip_ray.play.staged import stage_all
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.seeding import stable_seed
@@ -83,6 +83,7 @@ def compare_paired(first: Path | str, second: Path | str, *, dataset: Path | str
     kept_B = one.fresh_B & other.fresh_B
     if not kept_B.any():
         kept_B = np.ones_like(kept_B)  # such as a game with few instances: nothing is held out
+    first_shares, second_shares = (shares(one.protocol, run.verdict_B[kept_B], one.y_B[kept_B]) for run in judged)
     return {
         "runs": [
             {"run_dir": str(run_dir), "protocol": found.protocol.name, "iteration": found.iteration}
@@ -92,8 +93,8 @@ def compare_paired(first: Path | str, second: Path | str, *, dataset: Path | str
         "left_out": count - int(kept_B.sum()),
         "dataset": None if dataset is None else str(dataset),
         **{
-            name: pair_record(*hits, distinct=one.distinct)
-            for name, hits in _hits(one.protocol, one.verdict_B[kept_B], other.verdict_B[kept_B], one.y_B[kept_B]).items()
+            name: pair_record(hit_B[of_B], second_shares[name][0][of_B], distinct=one.distinct)
+            for name, (hit_B, of_B) in first_shares.items()
         },
     }
 
@@ -123,12 +124,6 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * float(bdtr(min(only_first, only_second), count, 0.5))) if count else 1.0
 
 
-def _hits(protocol: Protocol, first_B: Whole, second_B: Whole, y_B: Whole) -> dict[str, tuple[Flags, Flags]]:
-    """Name of a share -> where it holds of either."""
-    first, second = (shares(protocol, verdict_B, y_B) for verdict_B in (first_B, second_B))
-    return {name: (hit_B[of_B], second[name][0][of_B]) for name, (hit_B, of_B) in first.items()}
-
-
 def _judged(run_dir: Path, config: ExperimentConfig | TextExperimentConfig, dataset: Path | str | None, seed: int) -> Judged:
     protocol = from_settings(config.protocol)
     if protocol.verifier is None:
@@ -151,28 +146,14 @@ def _of_networks(run_dir: Path, config: ExperimentConfig, dataset: Path | str | 
     rollout = stage_all(play, players, ids, episode_seeds(stable_seed(seed, "paired"), 0, len(ids))).rollout
     examination.ids = ids.to(examination.ids.device)  # all of them, also where the run examines some
     fresh_B = torch.isin(ids, examination.unseen_ids().cpu()).numpy()
-    content = _content(scenario, ids)
+    content, places = content_of(scenario, ids, scenario.protocol.viewpoint), list(range(len(ids)))
 
     def shared(other: Mapping[str, torch.Tensor]) -> tuple[list[int], list[int]] | None:
-        keys = content.keys() & other.keys()
-        if not all(content[key].shape == other[key].shape and bool((content[key] == other[key]).all()) for key in keys):
-            return None
-        return list(range(len(ids))), list(range(len(ids)))
+        return (places, places) if same_content(content, other) else None
 
     y_B = rollout.y_B.cpu().numpy()
     verdict_B = rollout.verdict_B.cpu().numpy()
     return Judged(found.iteration, scenario.protocol, verdict_B, y_B, fresh_B, content, shared, distinct_part(scenario, ids))
-
-
-def _content(scenario: Scenario, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What every instance is; or, where its scenario does not say, its label and what the verifier sees of it at first."""
-    if (content := scenario.instance_content(ids)) is not None:
-        return content
-    play = BatchedPlay(scenario)
-    play.reset(ids, torch.zeros_like(ids))
-    seen = play.observe(scenario.protocol.viewpoint, torch.arange(len(ids)))
-    asked = ("round", "speaks", "may_decide", "told", "history", "latest", "answer_side")  # by the protocol
-    return {**{key: value for key, value in seen.items() if key not in asked}, "label": scenario.label_I[ids]}
 
 
 def _of_text(run_dir: Path, config: TextExperimentConfig) -> Judged:

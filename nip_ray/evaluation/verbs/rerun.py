@@ -12,7 +12,7 @@ Decisions that matter here:
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,8 +23,8 @@ from nip_ray.config.load import load_stored_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import bench, examine, flat_figures
 from nip_ray.progress import progress_line, say
-from nip_ray.storage.checkpoint import Checkpoint, load_checkpoint
-from nip_ray.storage.files import write_atomically
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.files import check_version, write_atomically
 from nip_ray.storage.folder import CONFIG, RunFolder, json_ready
 
 FORMAT, VERSION = "nip_ray.rerun", 1
@@ -58,9 +58,14 @@ def rerun_tests(
     passed_over: list[str] = []
     documents = []
     with progress_line(config.name, 0, len(iterations), quiet, "tests") as report:
-        for found in _sound(folder.checkpoints, iterations, run_fingerprint(config), passed_over):
+        for number, iteration in enumerate(iterations, 1):
+            try:
+                found = load_checkpoint(folder.checkpoints, iteration, run_fingerprint(config))
+            except UserError as error:  # also of one that a training run removes meanwhile
+                passed_over.append(str(error).partition("; ")[0])
+                continue
             documents.append(examine(made, found))
-            report(iterations.index(found.iteration) + 1, flat_figures(made, documents[-1]))
+            report(number, flat_figures(made, documents[-1]))
     if not documents:
         raise UserError(f"no checkpoint can be tested: {'; '.join(passed_over)}")
     for reason in passed_over:
@@ -83,11 +88,9 @@ def read_rerun(run_dir: Path | str, name: str) -> dict[str, Any]:
         raise UserError(f"{path} is missing; this run has {', '.join(rerun_names(run_dir)) or 'no reruns'}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); remove it and rerun the tests") from None
-    version = document.get("version") if isinstance(document, dict) and document.get("format") == FORMAT else None
-    if type(version) is not int or version < 1:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f"{path} is damaged: it is not a document of the format {FORMAT}; remove it and rerun the tests")
-    if version > VERSION:
-        raise UserError(f"{path} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+    check_version(document.get("version"), VERSION, str(path))
     return {key: value for key, value in document.items() if key not in ("format", "version")}
 
 
@@ -96,38 +99,20 @@ def rerun_names(run_dir: Path | str) -> list[str]:
     return sorted(path.stem for path in (Path(run_dir) / RERUNS).glob("*.json"))
 
 
-def _sound(checkpoints: Path, iterations: list[int], mark: str, passed_over: list[str]) -> Iterator[Checkpoint]:
-    """Those that can be read; of the others, why not goes to `passed_over`. One that a training run removes meanwhile is such."""
-    for iteration in iterations:
-        try:
-            yield load_checkpoint(checkpoints, iteration, mark)
-        except UserError as error:
-            passed_over.append(str(error).partition("; ")[0])
-
-
 def _keep(run_dir: Path, content: Mapping[str, Any], name: str | None, usual: str) -> Path:
     """Put the document in place, in one step, under `name` or the first free name like `usual`."""
     folder = run_dir / RERUNS
     text = json.dumps({"format": FORMAT, "version": VERSION, **json_ready(content)}, indent=2, allow_nan=False) + "\n"
+    stem = (_STRANGE.sub("-", usual).strip(".-") or "data")[:80]
+    names = [name] if name is not None else (stem if number == 1 else f"{stem}-{number}" for number in count(1))
     try:
         folder.mkdir(exist_ok=True)
-        path = _free(folder, usual) if name is None else folder / f"{name}.json"
-        if name is not None:
-            path.touch(exist_ok=False)
-    except FileExistsError:
-        raise UserError(f"--name {name}: this run has a rerun of that name by now; choose another") from None
+        for free in names:
+            path = folder / f"{free}.json"
+            with suppress(FileExistsError):
+                path.touch(exist_ok=False)
+                write_atomically(path, text.encode())
+                return path
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror}); see to it that the run folder can be") from None
-    write_atomically(path, text.encode())
-    return path
-
-
-def _free(folder: Path, usual: str) -> Path:
-    """A file of a new name, made empty."""
-    stem = (_STRANGE.sub("-", usual).strip(".-") or "data")[:80]
-    for number in count(1):
-        path = folder / f"{stem if number == 1 else f'{stem}-{number}'}.json"
-        with suppress(FileExistsError):
-            path.touch(exist_ok=False)
-            return path
-    raise AssertionError("there is always a free name")
+    raise UserError(f"--name {name}: this run has a rerun of that name by now; choose another")

@@ -3,22 +3,25 @@
 Decisions that matter here:
 - the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that it ended with, all
   frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for the verdict that it wants. What fooled
-  the verifier is then just what is learned from. Its transcripts, its records of calls and its bill stand there;
+  the verifier is then just what is learned from. Its transcripts, its records of calls and its bill stand there, and `budget` holds for
+  it as for any run;
 - a run whose agents learn from their own tokens is attacked by its own rule, with the run's settings but for its warm-up and its
   curriculum; any other by expert iteration;
 - two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues about training
   items, in the first and in the last iteration, and measured on the held-out ones, which no choice and no training has seen. It goes on
   from there where instructions or the best of n are asked for (`nip_ray.evaluation.verbs.text_search`), and then the last of these counts;
 - goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
-- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's dialogues;
-- an attack costs what a run costs: `budget` holds for it as for any run.
+- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's dialogues.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from nip_ray.config.experiment import TextAlgorithmSettings, TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
@@ -32,6 +35,7 @@ from nip_ray.evaluation.attack_table import (
     strongest,
     wanted_for,
 )
+from nip_ray.evaluation.intervals import clustered_share
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.payment import for_verdict
 from nip_ray.protocols.tables import table_of
@@ -45,7 +49,7 @@ from nip_ray.storage.folder import RunFolder, environment
 
 if TYPE_CHECKING:
     from nip_ray.play.dialogue import Dialogue
-    from nip_ray.text.parts import Prepared, TextState
+    from nip_ray.text.parts import Prepared
 
 FOLDER = "attack"
 SEARCHES = ("text_best_of", "text_prompts", "text_proposed_prompts", "text_prompt_items")
@@ -75,7 +79,12 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         tried = _tried(folder, derived)
         rows = _rows(tried, protocol, wanted)
         winner = strongest(rows, latest=True)
-        table.parts.append(_by_item(tried[winner].held_out, wanted))  # with more than two verdicts no search goes on from the winner
+        of_item: dict[Any, list[Dialogue]] = {}
+        for dialogue in tried[winner].held_out:  # with more than two verdicts no search goes on from the winner
+            of_item.setdefault(dialogue.item.id, []).append(dialogue)
+        wrong = {item: sum(one.verdict != one.item.y for one in own) / len(own) for item, own in of_item.items()}
+        fooled = {item: sum(one.verdict == wanted for one in own) / len(own) for item, own in of_item.items()}
+        table.parts.append({"wrong": wrong, "fooled": fooled})
         searched, prompts = _searched(folder, derived, about, agents, settings, rows[winner])
         members = protocol.panel.members if protocol.panel is not None else ()
         by_member = {member: (_rows(tried, protocol, wanted, member), {}) for member in members}
@@ -132,9 +141,7 @@ def attack_config(
             "iterations": _iterations(config, settings),
             "protocol": protocol,
             "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
-            "algorithm": _rule(
-                config, agents, _mid_point(protocol, agents[0], wanted), _least(config.algorithm.num_test_items, settings.max_instances)
-            ),
+            "algorithm": _rule(config, agents, _mid_point(protocol, agents[0], wanted), settings.max_instances),
             "base_run": None,
             "opponents": None,
             "tracking": TrackingSettings(),
@@ -181,7 +188,7 @@ def _iterations(config: TextExperimentConfig, settings: AttackSettings) -> int:
 def _rule(config: TextExperimentConfig, agents: tuple[str, ...], threshold: float, max_instances: int | None) -> TextAlgorithmSettings:
     """By which `agents` learn to attack. threshold: see `reward_threshold`."""
     rule = config.algorithm
-    num_test_items = _least(rule.num_test_items, max_instances)
+    num_test_items = min((limit for limit in (rule.num_test_items, max_instances) if limit is not None), default=None)
     if isinstance(rule, TokenTrainingSettings):
         unset = type(rule)()
         return replace(
@@ -210,10 +217,6 @@ def _rule(config: TextExperimentConfig, agents: tuple[str, ...], threshold: floa
     )
 
 
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 def _trained(
     run_dir: Path, goal: str, config: TextExperimentConfig, wanted: int, roles: tuple[str, ...], quiet: bool, settings: AttackSettings
 ) -> tuple[Path, "Prepared"]:
@@ -223,7 +226,8 @@ def _trained(
     from nip_ray.config.load import config_to_yaml
     from nip_ray.evaluation.verbs.text_search import check_search
     from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state, store_roles
-    from nip_ray.text.training.trainer import new_state, train
+    from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
+    from nip_ray.text.training.trainer import begin, new_state, train
 
     prepared = prepare(config, run_dir)
     check_search(config, prepared.scenario, [agent for agent, own in language_agents(config).items() if not own.frozen], settings)
@@ -244,8 +248,11 @@ def _trained(
         if roles or len(from_settings(config.protocol).turns) > 1:
             store_roles(folder, roles, speakers)
         about = replace(prepared, items=items, roles=roles, speakers=speakers)
-        if learns_from_tokens(config):
-            _test_before(config, folder, about, state)
+        if learns_from_tokens(config):  # test the run's own models; the first checkpoint, from which the attack continues, has that bill
+            with closing(begin(config, folder, about, state)) as trainer:
+                assert isinstance(trainer, PolicyGradientTrainer)
+                trainer.test(-1)
+                trainer.run_stage()
         train(config, folder, about, state, quiet)
     return path, about
 
@@ -267,40 +274,33 @@ def _searched(
     items = about.items
     label = items["test"][0].y
     tasks = about.drawn(test_tasks(items["test"], config.seed, config.algorithm.num_test_items, 1))
+    own = {agent: found.model for agent, found in language_agents(config).items()}
+    kind = TokenTalks if learns_from_tokens(config) else ClientTalks
     with RunFolder.open(path, write=True) as folder:
-        own = {agent: found.model for agent, found in language_agents(config).items()}
         models = own if start["name"] == "own" else {**own, **load_state(folder).models()}
-        talks = (TokenTalks if learns_from_tokens(config) else ClientTalks)(config, folder, about, models)
-        try:
+        with closing(kind(config, folder, about, models)) as talks:
+
+            def propose(chat: Any, number: int) -> str:
+                return talks.reply(agents[0], chat, stage, number)
+
             if asks:
                 tries = about.drawn(test_tasks(items["train"], config.seed, settings.text_prompt_items, 1))
                 with talks.stage("train", stage) as hold:
-                    prompts = tried_instructions(
-                        hold,
-                        scenario,
-                        tries,
-                        agents,
-                        label,
-                        settings.text_prompts,
-                        settings.text_proposed_prompts,
-                        lambda chat, number: talks.reply(agents[0], chat, stage, number),
-                    )
+                    given, proposals = settings.text_prompts, settings.text_proposed_prompts
+                    prompts = tried_instructions(hold, scenario, tries, agents, label, given, proposals, propose)
                 chosen = next(row for row in prompts if row["chosen"])
                 if chosen["instruction"]:
                     scenario = instructed(scenario, agents, chosen["instruction"])
+                    more = {"instruction": chosen["instruction"], "start": start["name"], "selection": chosen["selection"]}
                     with talks.stage("test", stage) as hold:
-                        told = {"instruction": chosen["instruction"], "start": start["name"], "selection": chosen["selection"]}
-                        made.append(
-                            _row("prompt", "prompt", hold(scenario, tasks), protocol, 1 - label, **told, iterations=start["iterations"])
-                        )
+                        dialogues = hold(scenario, tasks)
+                    made.append(_row("prompt", "prompt", dialogues, protocol, 1 - label, **more, iterations=start["iterations"]))
             if settings.text_best_of > 1:
                 with talks.stage("test", stage + 1) as hold:
                     found = best_of(hold, scenario, tasks, agents, label, settings.text_best_of)
                 more = {"start": made[-1]["name"] if made else start["name"], "search": found.curve(settings.text_best_of)}
                 row = _row("best_of", "best_of", found.again, protocol, 1 - label, **more, selection=None, iterations=start["iterations"])
                 made.append({**row, "dialogues": found.held})
-        finally:
-            talks.close()
     return made, prompts
 
 
@@ -311,6 +311,8 @@ def _row(
     from nip_ray.text.training.metrics import dialogue_record, judged
 
     record = dialogue_record(held_out, protocol)
+    _, place_B = np.unique([dialogue.item.id for dialogue in held_out], return_inverse=True)
+    fooled = clustered_share(np.bincount(place_B, [one.verdict == wanted for one in judged(held_out, protocol)[who]]), np.bincount(place_B))
     return {
         "name": name,
         "kind": kind,
@@ -318,25 +320,11 @@ def _row(
         "seed": None,
         "mode": "sampled",
         "held_out": record[f"{who}/accuracy"],
-        "fooled": _fooled(judged(held_out, protocol)[who], wanted),
+        "fooled": fooled.record(),
         "undecided": record[f"{who}/undecided"],
         "curve": [],
         **more,
     }
-
-
-def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Prepared", state: "TextState") -> None:
-    """Test the run's own models; the first checkpoint, from which the attack continues, has what that cost."""
-    from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
-    from nip_ray.text.training.trainer import begin
-
-    trainer = begin(config, folder, prepared, state)
-    assert isinstance(trainer, PolicyGradientTrainer)
-    try:
-        trainer.test(-1)
-        trainer.run_stage()
-    finally:
-        trainer.close()
 
 
 @dataclass(frozen=True)
@@ -376,26 +364,3 @@ def _rows(tried: Sequence[Tried], protocol: Protocol, wanted: int, who: str = "v
         _row(one.name, one.name, one.held_out, protocol, wanted, who, iterations=one.iterations, selection=selection)
         for one, selection in zip(tried, selections, strict=True)
     ]
-
-
-def _by_item(dialogues: Sequence["Dialogue"], wanted: int) -> dict[str, dict[Any, float]]:
-    """Item -> the share of its dialogues with a wrong verdict ("wrong"), and with the one that is wanted ("fooled")."""
-    of_item: dict[Any, list[Dialogue]] = {}
-    for dialogue in dialogues:
-        of_item.setdefault(dialogue.item.id, []).append(dialogue)
-    return {
-        "wrong": {item: sum(one.verdict != one.item.y for one in own) / len(own) for item, own in of_item.items()},
-        "fooled": {item: sum(one.verdict == wanted for one in own) / len(own) for item, own in of_item.items()},
-    }
-
-
-def _fooled(dialogues: Sequence[Any], wanted: int) -> dict[str, Any]:
-    """The share of dialogues with the wrong verdict that is wanted."""
-    from nip_ray.evaluation.clusters import clustered_share
-
-    items = sorted({dialogue.item.id for dialogue in dialogues})
-    wrong, tried = (dict.fromkeys(items, 0) for _ in range(2))
-    for dialogue in dialogues:
-        wrong[dialogue.item.id] += dialogue.verdict == wanted
-        tried[dialogue.item.id] += 1
-    return clustered_share([wrong[item] for item in items], [tried[item] for item in items]).record()

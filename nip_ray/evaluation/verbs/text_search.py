@@ -13,6 +13,7 @@ Sources: Hughes et al., "Best-of-N jailbreaking", arXiv 2412.03556; Yang et al.,
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Parsed, Turn, shape_chat, split_reasoning
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, shape_chat, split_reasoning
 from nip_ray.play.transcripts import transcript_record
 from nip_ray.protocols import CONTINUE, DECISIONS
 from nip_ray.settings.attack import AttackSettings
@@ -40,53 +41,24 @@ TRANSCRIPTS = 50
 """Dialogues of a stage that are written out for readers."""
 
 
-@dataclass(frozen=True, eq=False)
-class Instructed(LanguageScenario):
-    """`within`, in which `attackers` are given an instruction besides, at the end of what they are told first."""
-
-    within: LanguageScenario
-    attackers: tuple[str, ...]
-    instruction: str
-
-    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """See `LanguageScenario`."""
-        chat = self.within.chat(dialogue, agent)
-        if agent not in self.attackers:
-            return chat
-        if not chat or chat[0]["role"] != "system":
-            return [{"role": "system", "content": self.instruction}, *chat]
-        return [{**chat[0], "content": f"{chat[0]['content']}\n\n{self.instruction}"}, *chat[1:]]
-
-    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """See `LanguageScenario`."""
-        return self.within.parse(dialogue, agent, reply)
-
-    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
-        """See `LanguageScenario`."""
-        return self.within.invent(dialogue, agent, seed)
-
-    def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
-        """See `LanguageScenario`."""
-        return self.within.stance(item, agent, role)
-
-    def verdict_text(self, label: int) -> str:
-        """See `LanguageScenario`."""
-        return self.within.verdict_text(label)
-
-    def reply_schema(self, agent: str) -> dict[str, Any] | None:
-        """See `LanguageScenario`."""
-        return self.within.reply_schema(agent)
-
-    def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
-        """See `LanguageScenario`."""
-        return self.within.judge(dialogue, turns)
-
-
 def instructed(scenario: LanguageScenario, attackers: Sequence[str], instruction: str) -> LanguageScenario:
-    """`scenario` with an instruction to the attackers ("": as it is)."""
+    """`scenario` with an instruction to the attackers at the end of what they are told first ("": as it is)."""
     if not instruction:
         return scenario
-    return Instructed(scenario.protocol, scenario.settings, scenario, tuple(attackers), instruction)
+    plain: Any = type(scenario)
+
+    class Instructed(plain):
+        def chat(self, dialogue: Dialogue, agent: str) -> Chat:
+            chat = super().chat(dialogue, agent)
+            if agent not in attackers:
+                return chat
+            if not chat or chat[0]["role"] != "system":
+                return [{"role": "system", "content": instruction}, *chat]
+            return [{**chat[0], "content": f"{chat[0]['content']}\n\n{instruction}"}, *chat[1:]]
+
+    made: Any = copy(scenario)
+    object.__setattr__(made, "__class__", Instructed)  # frozen, as scenarios are
+    return made
 
 
 # ------------------------------------------------------------------------------------------------------------------ best of n
@@ -238,7 +210,7 @@ class Talks:
         made: list[tuple[Task, Dialogue]] = []
 
         def hold(scenario: LanguageScenario, tasks: Sequence[Task]) -> list[Dialogue]:
-            dialogues = self.dialogues(scenario, tasks, split, iteration)
+            dialogues = self._dialogues(scenario, tasks, split, iteration)
             made.extend(zip(tasks, dialogues, strict=True))
             return dialogues
 
@@ -248,8 +220,7 @@ class Talks:
         name = f"{'test-' if split == 'test' else ''}{iteration + 1:06d}"
         self.folder.write_transcripts(name, (transcript_record(scenario, dialogue) for _, dialogue in made[:TRANSCRIPTS]))
 
-    def dialogues(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> list[Dialogue]:
-        """A dialogue for each task. Raises what clients raise."""
+    def _dialogues(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> list[Dialogue]:
         raise NotImplementedError
 
     def reply(self, agent: str, chat: Chat, iteration: int, number: int) -> str:
@@ -268,9 +239,7 @@ class ClientTalks(Talks):
         super().__init__(config, folder, prepared, models)
         self._parts, self._runner, self._brake = Parts(self.config, folder, prepared), asyncio.Runner(), Brake(config.talk)
 
-    def dialogues(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> list[Dialogue]:
-        """See `Talks`."""
-
+    def _dialogues(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> list[Dialogue]:
         async def held() -> list[Dialogue]:
             context = StageContext(self.run_id, self.config.seed, split, iteration)
             async with self._parts.clients.agent_clients(self.models, iteration) as clients:
@@ -314,8 +283,7 @@ class TokenTalks(Talks):
         self._bills.set_state(load_checkpoint(folder.path / CHECKPOINTS, None, self.run_id).state["tokens"])
         self._policies = {group: policy_for(self.config, group, folder.path) for group in groups(self.config)}
 
-    def dialogues(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> list[Dialogue]:
-        """See `Talks`."""
+    def _dialogues(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> list[Dialogue]:
         return ModelPlay(self.config, self._policies, self._bills).play(scenario, tasks, split, iteration).dialogues
 
     def close(self) -> None:

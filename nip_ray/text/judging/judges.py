@@ -7,7 +7,7 @@ Decisions that matter here:
 - an answer counts when its first word is yes or no. Anything else is asked again `RETRIES` times and then masked: it is no verdict, and
   how many there were stands beside every mean. A question that the model's provider refuses is masked at once;
 - what is judged was written by others, so it stands between markers with a random code, drawn from the seed, that does not occur in it;
-- means have the intervals of `nip_ray.evaluation.clusters`: plays of one item, and one verdict per dialogue, are no more than they are;
+- means have the intervals of `nip_ray.evaluation.intervals`: plays of one item, and one verdict per dialogue, are no more than they are;
 - judges know agents by name, so dialogues with anonymous provers (merlin_arthur, consultancy) are refused.
 """
 
@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.clusters import clustered_share
+from nip_ray.evaluation.intervals import clustered_share
 from nip_ray.play.dialogue import Dialogue, InvalidReply, beginning, split_reasoning, stance_in
 from nip_ray.play.dialogues import UNUSABLE
 from nip_ray.protocols import ACCEPT

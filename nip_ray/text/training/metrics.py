@@ -6,7 +6,7 @@ Keys are relative, and the same as of tensor agents where they mean the same (`n
 Decisions that matter here:
 - undecided is a share of its own. Accuracy, completeness and soundness count it as wrong; acceptance, precision, recall and confidence are
   over decided dialogues alone. Decision codes are never averaged;
-- an item played more than once is one data point: intervals are over data points (`nip_ray.evaluation.clusters`), and so are
+- an item played more than once is one data point: intervals are over data points (`nip_ray.evaluation.intervals`), and so are
   ``verifier/worst_case`` and ``verifier/always_fail``;
 - a figure over nothing (0/0) has no key in the flat figures, and estimate None in the record.
 """
@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.claims import score_difference, shares, sides
-from nip_ray.evaluation.clusters import clustered_mean, clustered_share
-from nip_ray.evaluation.intervals import Mean, Proportion, proportion
+from nip_ray.evaluation.intervals import Mean, clustered_mean, clustered_share, proportion
 from nip_ray.evaluation.selective import selective
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import rulebook, verdict_of
@@ -60,7 +59,7 @@ def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: 
     return figures
 
 
-def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: float = 0.95, groups: Groups | None = None) -> Record:
+def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None) -> Record:
     """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data points.
 
     Shares have exact intervals where each item was played once (or all its plays agree), else that of `share_ends` over items;
@@ -68,7 +67,7 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: fl
     """
     item_B, count = _items(dialogues)
     ratios = _ratios(dialogues, protocol, groups or {}) | _confusion(dialogues, protocol)
-    record = {key: _interval(ratio, item_B, count, level).record() for key, ratio in ratios.items()}
+    record = {key: _interval(ratio, item_B, count).record() for key, ratio in ratios.items()}
     if (honesty := _score_difference(dialogues, protocol)).estimate is not None:
         record["score_difference"] = honesty.record()
     for agent in protocol.agents:
@@ -79,7 +78,7 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: fl
             share_I = _right_by_item(seen)
             worst = float(share_I.min()) if count else None
             record[f"{who}/worst_case"] = Mean(worst, None, None, count).record()
-            record[f"{who}/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count, level).record()
+            record[f"{who}/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count).record()
     return record
 
 
@@ -200,10 +199,10 @@ def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
     }
 
 
-def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int, level: float) -> Mean | Proportion:
+def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int) -> Mean:
     x_I = np.bincount(item_B, weights=ratio.x_B, minlength=count)
     n_I = np.bincount(item_B, weights=ratio.n_B, minlength=count)
-    return clustered_share(x_I, n_I, level) if ratio.share else clustered_mean(x_I, n_I, level)
+    return clustered_share(x_I, n_I) if ratio.share else clustered_mean(x_I, n_I)
 
 
 def _items(dialogues: Sequence[Dialogue]) -> tuple[npt.NDArray[np.int64], int]:

@@ -1,6 +1,7 @@
-"""`evaluate --attack` and runs that end with an attack: from the run folder to `evaluation.json`."""
+"""`evaluate --attack` and runs that end with an attack: what is found, and how it joins a run's other figures in `evaluation.json`."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack_table import ENTRIES
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep, merged
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
@@ -19,6 +21,7 @@ from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import GRAPHS, small
 
+SOUNDNESS = "evaluation.attack.goals=[soundness]"
 SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_nodes=0")]
 MATRIX: dict[str, Any] = {
     **{key: GRAPHS[key] for key in ("seed", "iterations", "play", "evaluation", "checkpoint", "runtime")},
@@ -32,6 +35,12 @@ MATRIX: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_experiment(small("iterations=2", *SHORT), tmp_path_factory.mktemp("attack") / "run", quiet=True).run_dir
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """One that may be written to."""
+    return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
 def evaluation(run: Path) -> dict[str, Any]:
@@ -55,9 +64,9 @@ def test_a_run_without_an_attack_says_nothing_of_one(run: Path) -> None:
     assert document["worst_case"]["episodes"] == 5
 
 
-def test_every_number_has_its_sample_size_and_interval(run: Path) -> None:
-    found = evaluate_run(run, attacked=True)
-    document = evaluation(run)
+def test_every_number_has_its_sample_size_and_interval(copy: Path) -> None:
+    found = evaluate_run(copy, attacked=True)
+    document = evaluation(copy)
     assert len(records(document)) > 60
     for record in records({**document, **{key: found[key] for key in ("attack", "soundness_under_attack")}}):
         assert {"estimate", "lower", "upper", "n"} <= set(record)
@@ -65,10 +74,9 @@ def test_every_number_has_its_sample_size_and_interval(run: Path) -> None:
             assert record["lower"] <= record["estimate"] <= record["upper"]
 
 
-def test_the_command_line_prints_what_python_returns_and_keeps_it(tmp_path: Path) -> None:
-    made = run_experiment(small("iterations=2", *SHORT), tmp_path / "run", quiet=True).run_dir
-    before = evaluation(made)
-    result = CliRunner().invoke(app, ["evaluate", str(made), "--attack", "--json"])
+def test_the_command_line_prints_what_python_returns_and_keeps_it(copy: Path) -> None:
+    before = evaluation(copy)
+    result = CliRunner().invoke(app, ["evaluate", str(copy), "--attack", "--json"])
     assert result.exit_code == 0, result.output
     assert len(result.stdout.splitlines()) == 1
     printed = json.loads(result.stdout)
@@ -78,10 +86,10 @@ def test_the_command_line_prints_what_python_returns_and_keeps_it(tmp_path: Path
     names = [row["name"] for row in printed["attack"]["soundness"]["attackers"]]
     fresh = [f"fresh/size={size}/seed=0" for size in (1, 2)]
     assert names == [*fresh, "continued/seed=0", "own", "random", "silent", "manual", "search"]
-    after = evaluation(made)
+    after = evaluation(copy)
     assert {key: after[key] for key in before} == before, "the other figures are those of the run"
     assert {key: after[key] for key in ENTRIES["soundness"]} == {key: printed[key] for key in ENTRIES["soundness"]}
-    again = evaluate_run(made, attacked=True)
+    again = evaluate_run(copy, attacked=True)
     assert {**again["attack"], "seconds": 0} == {**printed["attack"], "seconds": 0}
 
 
@@ -91,12 +99,6 @@ def test_a_run_can_end_with_an_attack(tmp_path: Path) -> None:
     alone = evaluate_run(made, attacked=True)
     assert document["soundness_under_attack"] == alone["soundness_under_attack"], "the same afterwards, from the checkpoint"
     assert document["worst_case"] == alone["worst_case"]
-
-
-def test_an_attack_on_an_earlier_checkpoint_is_not_kept(tmp_path: Path) -> None:
-    made = run_experiment(small("iterations=2", "checkpoint.interval=1", *SHORT), tmp_path / "run", quiet=True).run_dir
-    assert evaluate_run(made, attacked=True, checkpoint=1)["iteration"] == 1
-    assert "attack" not in evaluation(made)
 
 
 def test_attackers_never_learn_on_what_the_verifier_is_measured_on(run: Path, tmp_path: Path) -> None:
@@ -133,3 +135,74 @@ def test_an_attack_that_is_impossible_at_the_end_of_a_run_is_a_fault_of_its_conf
 ) -> None:
     with pytest.raises(UserError, match=words):
         check(small("evaluation.attack.enabled=true", *overrides, base=base))
+
+
+def entries(goal: str, right: float, seed: int = 0) -> dict[str, Any]:
+    figures = {name: {"estimate": right} for name in ENTRIES[goal]}
+    return {**figures, "attack": {"seed": seed, "settings": {}, goal: {"attackers": [], "seed": seed}}}
+
+
+def test_goals_are_kept_one_by_one() -> None:
+    first = merged({"iteration": 3, "greedy": {}}, entries("soundness", 0.5))
+    second = merged(first, entries("completeness", 0.9, seed=7))
+    assert {"iteration", "greedy", *ENTRIES["soundness"], *ENTRIES["completeness"], "attack"} == set(second)
+    assert (second["attack"]["soundness"]["seed"], second["attack"]["completeness"]["seed"], second["attack"]["seed"]) == (0, 7, 7)
+    assert merged(second, entries("soundness", 0.1))["soundness_under_attack"] == {"estimate": 0.1}
+
+
+@pytest.mark.parametrize("attack", [None, 5, {}, {"completeness": {}}])
+def test_a_figure_without_its_table_and_a_table_without_its_figure_go(attack: Any) -> None:
+    found = merged({"soundness_under_attack": {"estimate": 0.5}, "attack": attack}, entries("completeness", 0.9))
+    assert set(found) == {"completeness_under_attack", "attack"}
+    assert found["attack"]["completeness"] == {"attackers": [], "seed": 0}
+
+
+def test_an_attack_about_other_instances_leaves_the_file_alone(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (copy / "evaluation.json").read_bytes()
+    found = evaluate_run(copy, attacked=True, seed=99, settings=["evaluation.max_instances=8", SOUNDNESS])
+    assert (found["num_instances"], found["attack"]["seed"]) == (8, 99)
+    assert (copy / "evaluation.json").read_bytes() == before
+    assert "about num_instances 20 instead of 8; what the attack finds is not written there" in capsys.readouterr().err
+
+
+def test_an_attack_changes_no_other_figure(copy: Path) -> None:
+    before = evaluation(copy)
+    found = evaluate_run(copy, attacked=True, seed=99, settings=[SOUNDNESS, "evaluation.worst_case_episodes=0"])
+    after = evaluation(copy)
+    assert {key: after[key] for key in before} == before, "also what another seed or setting would have changed"
+    assert set(after) - set(before) == {*ENTRIES["soundness"], "attack"}
+    assert after["soundness_under_attack"] == found["soundness_under_attack"]
+
+
+def test_a_sample_of_other_instances_is_another_sample(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = {"iteration": 2, "split": "test", "num_instances": 20}
+    assert can_be_kept(RunFolder.open(copy), about)
+    assert not can_be_kept(RunFolder.open(copy), about, same_instances=False)
+    assert not can_be_kept(RunFolder.open(copy), {**about, "iteration": 1})
+    assert capsys.readouterr().err.count("not written there") == 2
+
+
+def test_a_damaged_file_costs_nobody_an_attack(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copy / "evaluation.json").write_text('{"iterat')
+    found = evaluate_run(copy, attacked=True, settings=[SOUNDNESS])
+    assert "is damaged" in capsys.readouterr().err
+    after = evaluation(copy)
+    assert after["soundness_under_attack"] == found["soundness_under_attack"]
+    assert after["greedy"] == found["greedy"]
+
+
+def test_a_file_of_a_newer_version_is_refused_before_the_attack(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads((copy / "evaluation.json").read_text())
+    (copy / "evaluation.json").write_text(json.dumps({**document, "version": 99}))
+    monkeypatch.setattr("nip_ray.evaluation.verbs.evaluate.attack", lambda *_, **__: pytest.fail("it attacked"))
+    with pytest.raises(UserError, match="format version 99"):
+        evaluate_run(copy, attacked=True, settings=[SOUNDNESS])
+
+
+def test_a_file_that_cannot_be_written_is_said(copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: Any) -> None:
+        raise UserError("evaluation.json cannot be written (No space left on device)")
+
+    monkeypatch.setattr(RunFolder, "write_json", full)
+    keep(RunFolder.open(copy), {}, entries("soundness", 0.5))
+    assert "No space left on device); what the attack found was not kept" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.storage.folder import RunFolder
-from tests.runs.small import small, untimed
+from tests.runs.small import files, small, untimed
 
 CONFIG = small("iterations=3", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05")
 
@@ -38,9 +38,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def files(run: Path) -> dict[str, bytes]:
-    found = {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
-    return {name: content for name, content in found.items() if not name.startswith("reruns/")}
+def written(run: Path) -> dict[str, bytes]:
+    """What the run itself wrote."""
+    return {name: content for name, content in files(run).items() if not name.startswith("reruns/")}
 
 
 def without_file(figures: dict[str, Any]) -> dict[str, Any]:
@@ -53,14 +53,14 @@ def damage(run: Path, iteration: int) -> None:
 
 
 def test_every_checkpoint_as_the_run_itself_tested_it(run: Path) -> None:
-    before = files(run)
+    before = written(run)
     found = rerun_tests(run)
     assert [figures["iteration"] for figures in found] == [1, 2, 3]
     with RunFolder.open(run) as folder:
         rows = folder.metrics()
     for figures, row in zip(found, rows, strict=True):
         assert {key: figures[key] for key in row if key.startswith("eval")} == {key: row[key] for key in row if key.startswith("eval")}
-    assert files(run) == before, "what the run wrote is as it was"
+    assert written(run) == before, "what the run wrote is as it was"
 
 
 @pytest.mark.parametrize("seed", [None, 11])
@@ -113,10 +113,10 @@ def test_reruns_at_the_same_time_get_names_of_their_own(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "../evaluation", ".hidden", "a b", "x" * 101])
 def test_names_that_are_none(run: Path, name: str) -> None:
-    before = files(run)
+    before = written(run)
     with pytest.raises(UserError, match="--name"):
         rerun_tests(run, name=name)
-    assert files(run) == before
+    assert written(run) == before
     assert not (run / "reruns").exists()
 
 
