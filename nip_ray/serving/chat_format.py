@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.learning.token_rows import common_beginning
 from nip_ray.play.dialogue import MARK, OPENED, SHAPES, Chat, Shape, shape_chat
 from nip_ray.progress import say
 from nip_ray.serving.extras import local_llm
@@ -60,8 +61,7 @@ class ChatFormat:
         """How many chats have lost their middle in `prompt_before` or `cut_aloud`."""
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
-        self.replies: dict[str, list[int]] = {}
-        """Reply -> its tokens, where `joins`: those that were asked for last (`nip_ray.serving.training_data.completion_tokens`)."""
+        self._replies: dict[str, list[int]] = {}  # where `joins`, of those that were asked for last
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses the chat."""
@@ -81,13 +81,28 @@ class ChatFormat:
         *before, last = (dict(message) for message in messages)
         return self._render([*(before if self._shape is None else shape_chat(before, self._shape)), last], False)
 
-    def keep_reply(self, said: str, tokens: list[int]) -> None:
-        """Put into `replies`."""
-        if len(self.replies) >= _MOST_RENDERED:
-            self.replies.clear()
-        self.replies[said] = list(tokens)
+    def reply(self, messages: Sequence[Mapping[str, Any]], said: str) -> list[int]:
+        """The tokens by which a model would say `said` after a chat, with the one that ends it. Half the context is the most."""
+        alike = self.joins and not any(MARK.search(message["content"] or "") for message in messages)  # after any such chat
+        if alike and said in self._replies:
+            return list(self._replies[said])
+        prompt = self.prompt(messages)
+        whole = self.completed([*messages, {"role": "assistant", "content": said}])
+        made = [*self.closing, *self.up_to_end(whole[common_beginning(prompt, whole) :])][: self.context // 2]
+        if alike:
+            if len(self._replies) >= _MOST_RENDERED:
+                self._replies.clear()
+            self._replies[said] = list(made)
+        return made
 
-    def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int) -> list[int]:
+    def up_to_end(self, tokens: list[int]) -> list[int]:
+        """`tokens` up to the first that ends a reply; one is added where the template has none."""
+        for index, token in enumerate(tokens):
+            if token in self.ends:
+                return tokens[: index + 1]
+        return [*tokens, *sorted(self.ends)[:1]]
+
+    def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int = 0) -> list[int]:
         """`prompt`, without its middle where that would leave no room in the context for a reply of so many tokens."""
         tokens, room = self.prompt(messages), self.context - reply_tokens
         self.prompts_cut += len(tokens) > room

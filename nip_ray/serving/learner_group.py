@@ -74,10 +74,9 @@ class LearnerGroup:
         """Start them, and wait until they stand. device: of the model that samples. hang_timeout_s: without a sign of life, after which one
         counts as lost. Raises UserError for a model that cannot be used.
         """
-        self._sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
-        self.prompt_tokens, self.reply_tokens = self._sampler.prompt_tokens, self._sampler.reply_tokens
-        self.sample, self.forget, self.logprobs = self._sampler.sample, self._sampler.forget, self._sampler.logprobs
-        self.take, self.steps = self._sampler.take, 0
+        sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
+        self.chat, self.sample, self.forget = sampler.chat, sampler.sample, sampler.forget
+        self.logprobs, self.take, self.steps = sampler.logprobs, sampler.take, 0
         self._placed = None
         options: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
         bundle = {name: amount for name, amount in (("CPU", settings.num_cpus), ("GPU", settings.num_gpus)) if amount}
@@ -89,11 +88,6 @@ class LearnerGroup:
         self._watch = ActorWatch({f"learner {rank}": actor for rank, actor in enumerate(self._actors)}, hang_timeout_s)
         address = self._results([self._actors[0].address.remote()])
         self._results([actor.begin.remote(address, folder.resolve(), settings, seed) for actor in self._actors])
-
-    @property
-    def prompts_cut(self) -> int:
-        """See `Policy.prompts_cut`; the model that samples makes the prompts."""
-        return self._sampler.prompts_cut
 
     def keep_start(self, folder: Path) -> None:
         """Load the model in `folder`, to which KL divergences are."""

@@ -16,7 +16,7 @@ from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.model_folder import load_model
 from nip_ray.serving.recipe import Recipe
-from nip_ray.serving.scoring import Scorer, completion_logprob
+from nip_ray.serving.scoring import Scorer
 from nip_ray.settings.providers import LocalProvider
 
 from .data import chats, preferences, supervised
@@ -90,7 +90,7 @@ def test_the_better_reply_counts_beside_the_pair(default_dir: Path, tmp_path: Pa
     assert losses[0] == pytest.approx(math.log(2), abs=1e-4)
     assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)
     messages, answer, _ = chats(0, 1)[0]
-    assert completion_logprob(tmp_path / "2.0", messages, answer) > completion_logprob(tmp_path / "0.0", messages, answer)
+    assert Scorer(tmp_path / "2.0").logprob(messages, answer) > Scorer(tmp_path / "0.0").logprob(messages, answer)
 
 
 def test_a_tuned_model_can_be_served_and_tuned_again(default_dir: Path, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_tuned_model_can_be_served_and_tuned_again(default_dir: Path, tmp_path
     first, merged = (load_model(tmp_path / name).state_dict() for name in ("first", "merged"))
     assert all(torch.equal(first[name], merged[name]) for name in merged)
     messages, answer, _ = chats(5, 1)[0]
-    odds = [completion_logprob(folder, messages, answer) for folder in (default_dir, tmp_path / "first", tmp_path / "second")]
+    odds = [Scorer(folder).logprob(messages, answer) for folder in (default_dir, tmp_path / "first", tmp_path / "second")]
     assert odds[0] < odds[1] < odds[2]
     with Engine(tmp_path / "second") as engine:
         assert engine.generate([GenerationRequest(engine.chat.prompt(messages), 20, temperature=0)])[0].text.startswith("Decision: ")

@@ -25,10 +25,8 @@ from torch import Tensor
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, is_ppo, not_finite, token_loss, token_weights
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Chat
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest
-from nip_ray.serving.training_data import completion_tokens
 from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import put_in_place
@@ -65,19 +63,6 @@ class ServicePolicy:
         self.chat = ChatFormat(self._sampler.get_tokenizer(), context)
         self._start: Any = None
         self._start_logprobs: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
-
-    @property
-    def prompts_cut(self) -> int:
-        """See `Policy.prompts_cut`."""
-        return self.chat.prompts_cut
-
-    def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
-        """See `PolicyModel.prompt_tokens`."""
-        return self.chat.prompt_before(chat, reply_tokens)
-
-    def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
-        """See `PolicyModel.reply_tokens`."""
-        return completion_tokens(chat, reply, self.chat)
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Replies, in the order of the requests, all of which are sent at once."""

@@ -361,7 +361,7 @@ class PolicyGradientTrainer:
 
     def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
         model = self.models[group]
-        turns = [Turn(model.prompt_tokens(chat), model.reply_tokens(chat, reply)) for chat, reply in examples]
+        turns = [Turn(model.chat.prompt_before(chat), model.chat.reply(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
         with self._naming(f"{group}, warm-up"):
             model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
@@ -392,7 +392,7 @@ class PolicyGradientTrainer:
         model, own = self.models[self._group_of[agent]], self.agents[agent]
         temperature = 1.0 if own.temperature is None else own.temperature
         turns = [
-            Turn(model.prompt_tokens(chat, own.reply_tokens), model.reply_tokens(chat, reply), temperature=temperature)
+            Turn(model.chat.prompt_before(chat, own.reply_tokens), model.chat.reply(chat, reply), temperature=temperature)
             for chat in chats
             for reply in replies
         ]
