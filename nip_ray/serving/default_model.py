@@ -6,15 +6,13 @@ Decisions that matter here:
 - weights are drawn with a standard deviation of about 1/sqrt(width). The usual 0.02 would bound a logit by 2.6 where the embedding is
   frozen, and low-rank adapters could then never make a token likely; with 0.08 the bound is 10;
 - the tokenizer is a byte-level BPE whose 256 first tokens are the bytes: every text, also one that is no valid UTF-8 once cut, can be
-  written. Its merges were learned once from text of this package (`python -m nip_ray.serving.default_model`) and are shipped;
+  written. Its merges were learned once from text of this package (`scripts/learn_vocabulary.py`) and are shipped;
 - roles and the names of speakers are marked by special tokens, so that content cannot be mistaken for them.
 """
 
-import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,39 +102,3 @@ def save_once(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
     tokenizer.save_pretrained(aside)
     put_in_place(aside, folder)
     return folder
-
-
-SIZE = 2048
-
-
-def learn_vocabulary(texts: Iterable[str], size: int = SIZE) -> str:
-    """The `tokenizer.json` of a byte-level BPE with `size` tokens, learned from `texts`."""
-    tokenizers = local_llm("tokenizers")
-    parts = tokenizers.pre_tokenizers
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = parts.Sequence([parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)])
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=sorted(parts.ByteLevel.alphabet()), show_progress=False
-    )
-    made.train_from_iterator(texts, trainer)
-    return made.to_str(pretty=False)
-
-
-def texts_of(path: Path) -> list[str]:
-    """The texts in a file: questions and solutions of a .jsonl file, else all of it."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".jsonl":
-        return [text]
-    rows = [json.loads(line) for line in text.split("\n") if line]
-    return [row[column] for row in rows for column in ("question", "solution")]
-
-
-def main(paths: list[str]) -> None:
-    """Rewrite the shipped vocabulary from the files named."""
-    texts = (text for path in paths for text in texts_of(Path(path)))
-    VOCABULARY.write_text(learn_vocabulary(texts) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,9 +1,10 @@
 """What a fine-tuning is told, and what it says: the values that pass between a job, its process and its workers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nip_ray.serving.fine_tuning_job import Method
+from nip_ray.settings.providers import LocalProvider
 
 OnStep = Callable[[int, float], None]
 ShouldStop = Callable[[], bool]
@@ -16,8 +17,7 @@ class Cancelled(Exception):
 @dataclass(frozen=True)
 class Recipe:
     """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and parts. beta: of DPO.
-    accumulation and what follows: see `LocalProvider`. nll_coefficient: what the better reply's negative log-likelihood, by token, counts
-    beside DPO's loss.
+    nll_coefficient: what the better reply's negative log-likelihood, by token, counts beside DPO's loss. provider: how it is computed.
     """
 
     method: Method = "supervised"
@@ -26,17 +26,8 @@ class Recipe:
     batch_size: int = 8
     learning_rate: float = 1e-4
     beta: float = 0.1
-    adaptation: str = "lora"
-    lora_rank: int = 16
-    num_workers: int = 1
-    accumulation: int = 1
-    max_length: int | None = None
-    checkpointing: bool | None = None
-    dtype: str = "auto"
-    optimizer: str = "adamw"
-    quantize_base: bool = False
-    save_merged: bool = False
     nll_coefficient: float = 0.0
+    provider: LocalProvider = field(default_factory=LocalProvider)
 
 
 @dataclass(frozen=True)

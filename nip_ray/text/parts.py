@@ -29,8 +29,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens, speaking_providers
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Dialogue, LanguageScenario
-from nip_ray.play.transcripts import transcript_record
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
@@ -43,7 +42,7 @@ from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
 from nip_ray.text.costs.shared import SharedLimiter, limiter_of
 from nip_ray.text.dialogues.records import ClientPool, total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers
-from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Progress, StageContext, Task
+from nip_ray.text.dialogues.runner import Brake, DialogueRunner, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, Connection, FineTuneBackend, fine_tune_backend, provider_of
@@ -264,16 +263,6 @@ class Parts:
                 return await runner.dialogues(tasks, progress)
             return await runner.trees(tasks, num_responses, progress)
 
-    async def invented(self, context: StageContext, tasks: Sequence[Task]) -> list[Dialogue]:
-        """Dialogues of random replies in the right form, for which nobody is asked."""
-        settings = language_agents(self.config)
-        clients = {agent: AgentClient(None, "", found) for agent, found in settings.items()}
-        return await DialogueRunner(self.scenario, clients, context, 1).dialogues(tasks)
-
-    def transcript(self, dialogue: Dialogue) -> dict[str, Any]:
-        """A dialogue for readers."""
-        return transcript_record(self.scenario, dialogue)
-
     # ---------------------------------------------------------------------------------------------------------- money
 
     def spending(self) -> Spending:
@@ -324,10 +313,6 @@ class Parts:
         if self._workers is not None:
             self._workers.stop()
         self._stack.close()
-
-    def base_models(self, state: TextState) -> TextState:
-        """`state` with the models that the base run had in this iteration."""
-        return with_base_models(self.config, state)
 
 
 async def check_providers(config: TextExperimentConfig, known: Sequence[str] = ()) -> list[str]:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 from nip_ray.settings.providers import BudgetSettings
 from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd
@@ -105,10 +105,6 @@ class Budget:
         """The amount that is set aside now."""
         with self._lock:
             return self._reserved
-
-    def summary(self) -> dict[str, Any]:
-        """See `Spending.summary`."""
-        return self.spending.summary()
 
     async def reserve(self, amount: Amount) -> Reservation:
         """Set `amount` aside, after those who asked before; waits while other reservations stand in the way.

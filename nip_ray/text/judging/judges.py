@@ -13,7 +13,7 @@ Decisions that matter here:
 
 import re
 from asyncio import Semaphore
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -117,7 +117,23 @@ def questions(
 ) -> list[Question]:
     """All questions that the judges `names` have of a model. Raises UserError for unknown judges, and where provers are anonymous."""
     _check(scenario.protocol, names)
-    return list(_questions(dialogues, names, _Asking(scenario, model, options)))
+    found, roles = list[Question](), scenario.roles
+    for name in dict.fromkeys(names):
+        for agent, channel in pairs(scenario.protocol, name):
+            for index, dialogue in enumerate(dialogues):
+                said, stance = transcript(dialogue, channel), stance_in(scenario, dialogue, agent)
+                judged = any(sender == agent for sender, _ in (said[1:] if name == "follow_up" else said))
+                if not judged or (name == ROLE and stance is None):
+                    continue
+                data = {"question": dialogue.item.question, "solution": dialogue.item.solution}
+                named = [(roles[sender].name, text) for sender, text in said]
+                words = {"agent": roles[agent].name, "stance": "accept" if stance == ACCEPT else "reject"}
+                where = (name, index, str(dialogue.item.id), dialogue.seed, agent, channel)
+                messages = render.messages(name, data, named, words, options.seed, where)
+                key, who = render.call_key(options.run, where, model, messages), f"judge:{name}"
+                request = ChatRequest(key, model, messages, options.max_tokens, options.temperature, seed=options.seed, agent=who)
+                found.append(Question(name, index, agent, channel, request))
+    return found
 
 
 def plan(
@@ -167,8 +183,7 @@ def read_answer(reply: ChatReply) -> int | None:
 
 def format_verdicts(dialogues: Sequence[Dialogue], scenario: CodeValidation) -> list[Verdict]:
     """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies could be used at once, was not
-    cut short, and reads, when
-    parsed again, as it was taken; else 0."""
+    cut short, and reads, when parsed again, as it was taken; else 0."""
     found = []
     for agent, (index, dialogue) in product(scenario.protocol.verifiers, enumerate(dialogues)):
         turns = [(r, turn) for r, taken in enumerate(dialogue.rounds) for turn in taken if turn.agent == agent]
@@ -189,37 +204,6 @@ def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scen
         return False
 
 
-@dataclass(frozen=True)
-class _Asking:
-    """What all questions share."""
-
-    scenario: CodeValidation
-    model: str
-    options: JudgeOptions
-
-
-@dataclass(frozen=True)
-class _Place:
-    """What one question is about. index: of the dialogue."""
-
-    judge: str
-    index: int
-    dialogue: Dialogue
-    agent: str
-    channel: str
-
-
-def _questions(dialogues: Sequence[Dialogue], names: Sequence[str], asking: _Asking) -> Iterator[Question]:
-    for name in dict.fromkeys(names):
-        for agent, channel in pairs(asking.scenario.protocol, name):
-            for index, dialogue in enumerate(dialogues):
-                said = transcript(dialogue, channel)
-                judged = any(sender == agent for sender, _ in (said[1:] if name == "follow_up" else said))
-                if judged and not (name == ROLE and stance_in(asking.scenario, dialogue, agent) is None):
-                    request = _request(_Place(name, index, dialogue, agent, channel), said, asking)
-                    yield Question(name, index, agent, channel, request)
-
-
 def pairs(protocol: Rules, name: str) -> list[tuple[str, str]]:
     """The (agent, channel) pairs that a judge looks at. follow_up: whoever reads a channel; others: provers and where they may write."""
     if name == FORMAT:
@@ -233,20 +217,6 @@ def transcript(dialogue: Dialogue, channel: str) -> list[tuple[str, str]]:
     """(sender, message) of all that was written to `channel`, in the order of rounds; empty messages are left out."""
     said = [(turn.agent, turn.messages.get(channel, "")) for turns in dialogue.rounds for turn in turns]
     return [(agent, text) for agent, text in said if text.strip()]
-
-
-def _request(place: _Place, said: Sequence[tuple[str, str]], asking: _Asking) -> ChatRequest:
-    item, options, roles = place.dialogue.item, asking.options, asking.scenario.roles
-    data = {"question": item.question, "solution": item.solution}
-    named = [(roles[sender].name, text) for sender, text in said]
-    stance = "accept" if stance_in(asking.scenario, place.dialogue, place.agent) == ACCEPT else "reject"
-    where = (place.judge, place.index, str(item.id), place.dialogue.seed, place.agent, place.channel)
-    words = {"agent": roles[place.agent].name, "stance": stance}
-    messages = render.messages(place.judge, data, named, words, options.seed, where)
-    key = render.call_key(options.run, where, asking.model, messages)
-    return ChatRequest(
-        key, asking.model, messages, options.max_tokens, options.temperature, seed=options.seed, agent=f"judge:{place.judge}"
-    )
 
 
 async def _ask(question: Question, client: ChatClient, free: Semaphore, calls: PaidCalls) -> Verdict:

@@ -156,7 +156,11 @@ def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dic
     for tree in trees:
         for key, mean in _tree_means(tree, agents).items():
             values[key].append(mean)
-    return {key: figure for name, x_T in values.items() for key, figure in _mean_and_std(name, x_T)}
+    figures: dict[str, float] = {}
+    for name, x_T in values.items():
+        base, slash, place = name.partition("/round=")
+        figures |= {name: float(np.mean(x_T)), f"{base}_std{slash}{place}": float(np.std(x_T))}
+    return figures
 
 
 def _tree_means(tree: LabelledNode, agents: Sequence[str]) -> dict[str, float]:
@@ -176,9 +180,3 @@ def _of_node(place: LabelledNode, agent: str) -> Iterator[tuple[str, int, float]
         yield "positive_share", played - 1, float(label.positive)
     if place.children:
         yield "has_both_share", played, float(label.has_both)
-
-
-def _mean_and_std(name: str, x_T: Sequence[float]) -> Iterator[tuple[str, float]]:
-    base, slash, place = name.partition("/round=")
-    yield name, float(np.mean(x_T))
-    yield f"{base}_std{slash}{place}", float(np.std(x_T))

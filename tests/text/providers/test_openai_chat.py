@@ -388,7 +388,7 @@ def test_who_answered_and_hidden_and_cached_tokens_are_known(server: ChatServer)
     (bill,) = server.bills
     assert reply.completion_tokens == bill.completion_tokens + 10
     assert reply.cost_pusd == 150_000 * (bill.prompt_tokens - 3) + 50_000 * 3 + 600_000 * (bill.completion_tokens + 10)
-    detail = budget.summary()["detail"]["gpt-4o-mini"]
+    detail = budget.spending.summary()["detail"]["gpt-4o-mini"]
     assert (detail["cached_prompt_tokens"], detail["reasoning_tokens"]) == (3, 5)
     assert detail["answered_by"] == {"gpt-4o-mini-2024-07-18 fp_1": 1}
 

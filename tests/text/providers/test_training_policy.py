@@ -14,7 +14,7 @@ from nip_ray.serving.word_model import save_word_model
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import LocalProvider, TrainingServiceProvider, WordModelSettings
 from nip_ray.text.providers.training_policy import ServicePolicy
-from tests.text.provider_policy import KEY, MODEL, Service
+from tests.text.training_service import KEY, MODEL, Service
 
 CHATS = [[{"role": "user", "content": said}] for said in ("a b", "b", "c a b")]
 PROVIDER = TrainingServiceProvider()
