@@ -65,18 +65,19 @@ def fine_tune(
     Raises UserError for data or a base that cannot be used, Cancelled when `should_stop` says so, TrainingError when it breaks off.
     """
     parse_examples(data, recipe.method)
-    if recipe.batch_size % (recipe.provider.num_training_workers * recipe.provider.gradient_accumulation_steps):
-        parts = f"{recipe.provider.num_training_workers} workers x {recipe.provider.gradient_accumulation_steps} parts"
+    how = recipe.provider
+    if recipe.batch_size % (how.num_training_workers * how.gradient_accumulation_steps):
+        parts = f"{how.num_training_workers} workers x {how.gradient_accumulation_steps} parts"
         raise UserError(f"batch_size: {recipe.batch_size} examples cannot be shared out evenly over {parts}; change one of them")
-    check_quantized(recipe.provider.quantize_base or recipe.provider.optimizer == "adamw_8bit")
+    check_quantized(how.quantize_base or how.optimizer == "adamw_8bit")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent))
     try:
-        if recipe.provider.num_training_workers > 1:
+        if how.num_training_workers > 1:
             trained = train_on_workers(train, base_dir, data, aside, recipe, checkpoints, on_step, should_stop)
         else:
             trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
-        if recipe.provider.method == "lora" and not recipe.provider.save_merged:
+        if how.method == "lora" and not how.save_merged:
             name_base(aside / "model", out_dir, base_dir)
         shutil.rmtree(out_dir, ignore_errors=True)
         put_in_place(aside / "model", out_dir)
@@ -89,13 +90,13 @@ def train(
     base_dir: Path, data: bytes, target: Path, recipe: Recipe, checkpoints: Path | None, on_step: OnStep, should_stop: ShouldStop
 ) -> Trained:
     """What one process, or each of several workers, does: train, and (the first worker) write the model to `target`."""
-    transformers = local_llm("transformers")
+    transformers, how = local_llm("transformers"), recipe.provider
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
-    dtype = recipe.provider.dtype  # of the weights that are loaded; adapters themselves are in single precision
+    dtype = how.dtype  # of the weights that are loaded; adapters themselves are in single precision
     if dtype == "auto":
-        dtype = "bfloat16" if recipe.provider.method == "lora" and _has_gpu() else "float32"
+        dtype = "bfloat16" if how.method == "lora" and _has_gpu() else "float32"
     model = load_model(base_dir, dtype, **_quantization(recipe))
-    chat = load_format(base_dir, context_of(model, recipe.provider.max_length))
+    chat = load_format(base_dir, context_of(model, how.max_length))
     watch = _watcher(on_step, should_stop)
     kept = target.with_name("trainer") if checkpoints is None else checkpoints
     trainer = _trainer(model, chat, data, recipe, kept, watch)
@@ -108,7 +109,7 @@ def train(
     if trainer.is_world_process_zero():
         for form in kept.rglob("README.md"):  # forms for a hub, with this machine's paths in them
             form.unlink()
-        save_model(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, recipe.provider.save_merged)
+        save_model(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, how.save_merged)
     return Trained(trainer.state.global_step, watch.tokens(trainer) * recipe.num_epochs, watch.loss)
 
 

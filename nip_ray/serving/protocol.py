@@ -97,7 +97,7 @@ class Replays:
         if known is not None and known[0] != digest:
             raise ApiError(400, "this Idempotency-Key was used for another request", code="idempotency_error")
         if known is None:
-            known = (digest, asyncio.ensure_future(_run(work)))
+            known = (digest, asyncio.ensure_future(work()))
             known[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may go away
             self._tasks[key] = known
             while len(self._tasks) > _REPLAYS:
@@ -108,10 +108,6 @@ class Replays:
         except Exception:
             self._tasks.pop(key, None)  # errors are not kept: the next attempt is a new one
             raise
-
-
-async def _run(work: Callable[[], Awaitable[Any]]) -> Any:
-    return await work()
 
 
 def bearer_is(digest: str, headers: Mapping[str, str]) -> bool:

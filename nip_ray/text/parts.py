@@ -37,8 +37,8 @@ from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.costs.budget import Budget, BudgetLike, Reservation, Throttle
-from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
+from nip_ray.text.costs.budget import Budget, BudgetLike, Throttle
+from nip_ray.text.costs.prices import Spending, price_list, sum_of
 from nip_ray.text.costs.shared import SharedLimiter, limiter_of
 from nip_ray.text.dialogues.records import ClientPool, total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers
@@ -217,7 +217,7 @@ def _check_examples(config: TextExperimentConfig, scenario: LanguageScenario, it
 
 
 class Parts:
-    """See the top of this file. `close` gives everything back."""
+    """See the top of this file. budget: what calls and jobs are paid from. `close` gives everything back."""
 
     def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, *, in_trial: bool = False) -> None:
         """in_trial: other runs on this Ray may have the same keys.
@@ -236,8 +236,8 @@ class Parts:
         write_word_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
-        self._budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
-        self.clients = ClientPool(config, folder.path, self._budget, self._hosts, _shared_limiters(config) if in_trial else {})
+        self.budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
+        self.clients = ClientPool(config, folder.path, self.budget, self._hosts, _shared_limiters(config) if in_trial else {})
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
 
@@ -267,17 +267,9 @@ class Parts:
 
     def spending(self) -> Spending:
         """The run's cost so far; what jobs under way can cost is uncertain."""
-        found = self._budget.spending
+        found = self.budget.spending
         found.uncertain += under_way(self.journal.entries())
         return found
-
-    async def reserve_for_jobs(self, amount: Amount) -> Reservation:
-        """Set money aside for jobs. Raises BudgetExhausted."""
-        return await self._budget.reserve_for_jobs(amount)
-
-    def book(self, spending: Spending) -> None:
-        """Book what was spent without a reservation."""
-        self._budget.book(spending)
 
     def new_bills(self, key: str) -> Spending:
         """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""

@@ -129,8 +129,11 @@ class StateTrackingInWords(LanguageScenario):
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
             turns = []
             for speaker, channels in rules.speakers(r, dialogue.seed).items():
-                finds = speaker == finds_lie
-                said = HALVES[_is_true(dialogue)] if finds else self._warm_reply(dialogue, speaker, random, last=False)
+                if speaker == finds_lie:
+                    at = _dispute(dialogue)
+                    said = HALVES[at.middle == item.states[at.halfway]]
+                else:
+                    said = self._warm_reply(dialogue, speaker, random, last=False)
                 turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
         last = len(dialogue.rounds) == rules.rounds_of(agent, dialogue.seed)[-1]
@@ -277,12 +280,6 @@ def _leading_to(state: int, moves: tuple[int, ...]) -> tuple[int, ...]:
     for move in reversed(moves):
         states.append(GENERATORS[move].index(states[-1]))
     return tuple(reversed(states))
-
-
-def _is_true(dialogue: Dialogue) -> bool:
-    """Whether the state that is committed in the middle is the true one."""
-    at = _dispute(dialogue)
-    return at.middle == dialogue.item.states[at.halfway]
 
 
 def _move(item: ChainItem, at: Dispute) -> list[str]:

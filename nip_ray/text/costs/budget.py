@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from nip_ray.settings.providers import BudgetSettings
-from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd
+from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd, sum_of
 
 
 class Reservation:
@@ -88,7 +88,7 @@ class Budget:
         self._settings = settings
         self.in_usd = settings.usd is not None
         self._limit_pusd = pusd(settings.usd) if settings.usd is not None else None
-        self._spent = spent.copy() if spent is not None else Spending()
+        self._spent = sum_of([] if spent is None else [spent])
         self._used = self._spent.at_most  # kept besides `_spent`, so that a reservation needs no sum over models
         self._reserved = self._held = Amount()
         self._waiting: deque[tuple[Amount, Future[Reservation]]] = deque()
@@ -98,7 +98,7 @@ class Budget:
     def spending(self) -> Spending:
         """A copy of what was spent so far."""
         with self._lock:
-            return self._spent.copy()
+            return sum_of([self._spent])
 
     @property
     def reserved(self) -> Amount:

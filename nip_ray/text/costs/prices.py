@@ -224,10 +224,6 @@ class Spending:
         self.jobs += other.jobs
         self.uncertain += other.uncertain
 
-    def copy(self) -> "Spending":
-        """An independent copy."""
-        return sum_of([self])
-
     def summary(self) -> dict[str, Any]:
         """For `cost.json`: jobs, tokens, usd, uncertain_usd, and `detail` by model."""
         amount = self.amount

@@ -297,7 +297,9 @@ class OpenAIService:
             body = self._redact(error.response.text)  # before it is cut to length: part of a key would not be found
             variable = self.provider.api_key_variable
             return refused(error.status_code, body, error.response.headers, self.where, variable, model)
-        causes = _causes(error)
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:  # the SDK and its transport give their own names to what the network said
+            causes.append(cause)
         if any(isinstance(cause, require("httpx2", "text").DecodingError) for cause in causes):
             return lost(f"{self.where} sent something that is not JSON")
         for cause in causes:
@@ -323,7 +325,7 @@ class OpenAIService:
         jitter = backoff_s(self.seed, key, attempt, self._first_wait_s)
         return jitter if failure.wait_s is None else failure.wait_s + 0.1 * jitter
 
-    async def patiently(self, call: Callable[[], Awaitable[T]], key: str, max_retries: int | None = None) -> T:
+    async def patiently(self, call: Callable[[], Awaitable[T]], key: str = "jobs", max_retries: int | None = None) -> T:
         """The result of a request that may be repeated, and is while the failure is not ours. key: tells requests apart. max_retries: none
         for the provider's.
 
@@ -345,12 +347,3 @@ class OpenAIService:
     async def close(self) -> None:
         """Gives connections back."""
         await self.sdk.close()
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    """An exception and what led to it: the SDK and its transport give their own names to what the network said."""
-    found: list[BaseException] = []
-    while error is not None:
-        found.append(error)
-        error = error.__cause__
-    return found

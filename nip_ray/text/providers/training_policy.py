@@ -76,15 +76,15 @@ class ServicePolicy:
                 stop=sorted(self.chat.ends),
             )
             asked.append(self._sampler.sample(types.ModelInput.from_ints(list(request.prompt)), 1, params))
-        return [self._generation(request, self._link.result(one)) for request, one in zip(requests, asked, strict=True)]
-
-    def _generation(self, request: GenerationRequest, response: Any) -> Generation:
-        sequence = response.sequences[0]
-        tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or list[float]())
-        if not tokens or len(tokens) != len(logprobs):
-            raise TrainingError(f"the training service gave {len(tokens)} tokens with {len(logprobs)} log-probabilities for a reply")
-        reason = "length" if sequence.stop_reason == "length" else "stop"
-        return Generation(self.chat.opened + self.chat.text(tokens), tokens, reason, len(request.prompt), logprobs)
+        made = []
+        for request, one in zip(requests, asked, strict=True):
+            sequence = self._link.result(one).sequences[0]
+            tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or list[float]())
+            if not tokens or len(tokens) != len(logprobs):
+                raise TrainingError(f"the training service gave {len(tokens)} tokens with {len(logprobs)} log-probabilities for a reply")
+            reason = "length" if sequence.stop_reason == "length" else "stop"
+            made.append(Generation(self.chat.opened + self.chat.text(tokens), tokens, reason, len(request.prompt), logprobs))
+        return made
 
     def forget(self) -> None:
         """What the service keeps is its own affair; log-probabilities of the start model are asked for again."""

@@ -103,10 +103,7 @@ class ServiceLink:
 
     def result(self, future: Any) -> Any:
         """The same for callers without an event loop."""
-        try:
-            return future.result()
-        except Exception as error:
-            raise self.told(error) from None
+        return self.made(lambda: future)
 
     def made(self, create: Any, *given: Any, **named: Any) -> Any:
         """The result of a request that is sent here, by a function that may itself fail."""

@@ -8,7 +8,6 @@ import torch
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
-from nip_ray.errors import UserError
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate
 from nip_ray.learning.token_rows import Turn
 from nip_ray.seeding import stable_seed
@@ -122,8 +121,7 @@ def _first(config: TextExperimentConfig, group: str) -> tuple[LanguageAgentSetti
 
 
 def _local(provider: ProviderSettings) -> LocalProvider:
-    if not isinstance(provider, LocalProvider):  # the rules of the config see to it
-        raise UserError(f"providers: {getattr(provider, 'name', provider)} cannot learn by policy gradient")
+    assert isinstance(provider, LocalProvider)  # the rules of the config see to it
     return provider
 
 

@@ -200,8 +200,14 @@ class TextTrainer:
         return state
 
     async def _await_jobs(self) -> TextState:
-        state = self.state
-        for group, job in (await self._finish({group: self._known_job(key) for group, key in self._under_way().items()})).items():
+        state, made = self.state, dict[str, FineTuneJob]()
+        for group, key in self._under_way().items():
+            entry = self.parts.journal.last("job", key=key)
+            if entry is None:
+                path = self.parts.journal.path
+                raise TrainingError(f"{path} has lost the job that is waited for; resume the run to find it at the provider")
+            made[group] = FineTuneJob(entry["id"], key, "pending")
+        for group, job in (await self._finish(made)).items():
             state = state.group(group, model=job.model, job_key=None)
         return state
 
@@ -312,7 +318,7 @@ class TextTrainer:
             spending = self.parts.new_bills(job.key)
             reservation = self._reserved.pop(job.key, None) if ended(self.parts.journal, job.key) is not None else None
             if reservation is None:
-                self.parts.book(spending)
+                self.parts.budget.book(spending)
             else:
                 reservation.settle(spending)
         for job in done:
@@ -362,13 +368,6 @@ class TextTrainer:
             },
         )
 
-    def _known_job(self, key: str) -> FineTuneJob:
-        """A job that an earlier stage made, as far as the journal knows it. Raises TrainingError where it has lost it."""
-        entry = self.parts.journal.last("job", key=key)
-        if entry is None:
-            raise TrainingError(f"{self.parts.journal.path} has lost the job that is waited for; resume the run to find it at the provider")
-        return FineTuneJob(entry["id"], key, "pending")
-
     def _under_way(self) -> dict[str, str]:
         """Group -> the key of its job."""
         return {group: key for group in self.trained_groups() if (key := self.state.groups[group].job_key) is not None}
@@ -382,7 +381,7 @@ class TextTrainer:
         """Set money aside for all jobs that are not over, or for none. jobs: key -> what it can cost at most."""
         due = {key: amount for key, amount in jobs.items() if key not in self._reserved and ended(self.parts.journal, key) is None}
         if due:
-            held = await self.parts.reserve_for_jobs(sum(due.values(), NOTHING))
+            held = await self.parts.budget.reserve_for_jobs(sum(due.values(), NOTHING))
             self._reserved |= zip(due, held.split(due.values()), strict=True)
 
     def final_record(self) -> Mapping[str, Any] | None:
