@@ -30,7 +30,7 @@ APP_NAME = "nip-ray-models"
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a replica needs to know. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for). host, port:
+    """Settings of a replica. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for). host, port:
     where the server listens.
     """
 

@@ -7,8 +7,6 @@ Decisions that matter here:
 - a chat is shaped as the template needs it (`nip_ray.play.dialogue`): the first shape of which it shows every word, before a reply and with
   it, and to which a reply only adds (some move the system prompt, or leave it out, by what comes last). One that accepts chats as
   they are gets them so;
-- the marks of reasoning stay in a reply's text, also where they are special tokens, and one that the template puts at the end of the
-  prompt stands at the beginning of the reply;
 - most templates put one message after the other. Where this one does (trial chats tell), and its marks are tokens of their own, so that
   no token reaches over the end of a message, a message is rendered once and its tokens are kept;
 - a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the question is) and the
@@ -58,7 +56,7 @@ class ChatFormat:
             )
         self.tokenizer, self.context = tokenizer, context
         self.prompts_cut = 0
-        """How many chats have lost their middle in `prompt_before` or `cut_aloud`."""
+        """Chats that have lost their middle in `prompt_before` or `cut_aloud`."""
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
         self._replies: dict[str, list[int]] = {}  # where `joins`, of those that were asked for last
@@ -126,12 +124,12 @@ class ChatFormat:
         return tokens[:head] + tokens[len(tokens) - (room - head) :]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What a reply of these tokens says, special tokens left out, but for marks of reasoning."""
+        """Text of a reply of these tokens, special tokens left out, but for marks of reasoning. See `opened` for one at its beginning."""
         return self.tokenizer.decode([token for token in tokens if token not in self._hidden], skip_special_tokens=False)
 
     @cached_property
     def pieces(self) -> list[str]:
-        """What each token adds to a text, by number. "" for those that are never part of one, for marks of reasoning, and for parts of a
+        """The text that each token adds, by number. "" for those that are never part of one, for marks of reasoning, and for parts of a
         character's bytes, of which nobody can tell what they will be.
         """
         before = self.tokenizer.encode("x", add_special_tokens=False)  # some tokenizers drop a space at the beginning of a text
@@ -211,8 +209,9 @@ class ChatFormat:
         return tokens
 
     def _piece(self, message: Mapping[str, Any] | None, first: bool) -> list[int] | None:
-        """What a message adds to a chat, as its first or later; without a message, what announces a reply. None where that cannot be told:
-        templates show reasoning by what comes after it.
+        """The tokens that a message adds to a chat, as its first or later; without a message, those that announce a reply.
+
+        None where they cannot be told: templates show reasoning by what comes after it.
         """
         if message and MARK.search(message.get("content") or ""):
             return None

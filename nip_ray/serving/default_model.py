@@ -35,36 +35,24 @@ CHAT_TEMPLATE = (
 
 def default_tokenizer() -> Any:
     """The tokenizer of the default model, as a transformers tokenizer with a chat template."""
-    transformers = local_llm("transformers")
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(VOCABULARY),
-        pad_token="<|pad|>",
-        eos_token="<|end|>",
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )
+    return chat_tokenizer(CHAT_TEMPLATE, CONTEXT, tokenizer_file=str(VOCABULARY))
+
+
+def chat_tokenizer(template: str, context: int, **given: Any) -> Any:
+    """A transformers tokenizer with this chat template and the special tokens `SPECIAL`. given: of its constructor."""
+    ends = {"pad_token": "<|pad|>", "eos_token": "<|end|>"}
+    kind = local_llm("transformers").PreTrainedTokenizerFast
+    made = kind(**given, **ends, model_max_length=context, clean_up_tokenization_spaces=False)
     made.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
-    made.chat_template = CHAT_TEMPLATE
+    made.chat_template = template
     return made
 
 
-def default_model(seed: int, vocabulary_size: int) -> Any:
-    """The untrained network. Its weights depend on `seed` alone; no global generator is left changed."""
-    return untrained_llama(
-        stable_seed(seed, "default language model"),
-        vocab_size=vocabulary_size,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.08,
-    )
-
-
 def untrained_llama(seed: int, **sizes: Any) -> Any:
-    """A Llama whose output layer is its embedding, with weights drawn from `seed`. sizes: of `transformers.LlamaConfig`."""
+    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; no global generator is left changed.
+
+    sizes: of `transformers.LlamaConfig`.
+    """
     transformers = local_llm("transformers")
     config = transformers.LlamaConfig(
         tie_word_embeddings=True,
@@ -82,7 +70,17 @@ def save_default_model(folder: Path, seed: int = 0) -> Path:
 
     def make() -> tuple[Any, Any]:
         tokenizer = default_tokenizer()
-        return tokenizer, default_model(seed, len(tokenizer))
+        return tokenizer, untrained_llama(
+            stable_seed(seed, "default language model"),
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.08,
+        )
 
     return save_once(folder, make)
 

@@ -89,7 +89,7 @@ def fine_tune(
 def train(
     base_dir: Path, data: bytes, target: Path, recipe: Recipe, checkpoints: Path | None, on_step: OnStep, should_stop: ShouldStop
 ) -> Trained:
-    """What one process, or each of several workers, does: train, and (the first worker) write the model to `target`."""
+    """Train, in one process or as one of several workers, and (the first worker) write the model to `target`."""
     transformers, how = local_llm("transformers"), recipe.provider
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
     dtype = how.dtype  # of the weights that are loaded; adapters themselves are in single precision

@@ -49,7 +49,7 @@ class MethodOptions(BaseModel):
 
 
 class MethodBody(BaseModel):
-    """How to learn."""
+    """The method of learning."""
 
     model_config = _STRICT
     type: Method
@@ -119,7 +119,7 @@ class Uploads:
         return json.loads((self._folder / f"{file_id}.json").read_bytes())
 
     def content(self, file_id: str) -> bytes:
-        """What was uploaded. Raises ApiError 404."""
+        """The uploaded bytes. Raises ApiError 404."""
         self.get(file_id)
         return (self._folder / f"{file_id}.data").read_bytes()
 

@@ -53,7 +53,7 @@ class PolicyLearner:
         self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What this method of its `PolicyModel` gives."""
+        """Call this method of its `PolicyModel`."""
         return getattr(self._model, method)(*arguments)
 
 
@@ -137,7 +137,7 @@ class LearnerGroup:
         return self._results([actor.call.remote(method, *arguments) for actor in self._actors])
 
     def _results(self, calls: list[Any]) -> Any:
-        """What the first gives back, once all are done. Raises, and ends all, as soon as one fails."""
+        """The first one's result, once all are done. Raises, and ends all, as soon as one fails."""
         waiting = calls
         try:
             while waiting:

@@ -186,7 +186,7 @@ class PolicyModel:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def weights(self) -> dict[str, Tensor]:
-        """What is learned, by name (copies, on the CPU): all weights or the adapters."""
+        """The weights that learn, by name (copies, on the CPU): all weights or the adapters."""
         return _copies(self._learned)
 
     @torch.no_grad()
@@ -199,7 +199,7 @@ class PolicyModel:
         self._batch.forget()
 
     def state(self) -> dict[str, Any]:
-        """What was learned, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and plain values."""
+        """The weights that learn, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and plain values."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state

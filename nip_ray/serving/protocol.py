@@ -1,4 +1,4 @@
-"""What the server shares of the OpenAI protocol: its errors, the check of a request's body, pages of lists, multipart forms.
+"""Common parts of the OpenAI protocol for the server: its errors, the check of a request's body, pages of lists, multipart forms.
 
 Decisions that matter here: what is not supported is refused, by a 400 that names it, unless it is at its default or without influence on
 the reply. Bodies are checked here and not by FastAPI, whose own errors have another form and another status.
@@ -89,7 +89,7 @@ class Replays:
         self._tasks: OrderedDict[str, tuple[str, asyncio.Task[Any]]] = OrderedDict()
 
     async def once(self, key: str | None, request: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-        """What `work` gives; for a key seen before, what it gave then. Raises ApiError for a key that belongs to another request."""
+        """The result of `work`; for a key seen before, the earlier result. Raises ApiError for a key that belongs to another request."""
         if key is None:
             return await work()
         digest = sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a fine-tuning is told, and what it says: the values that pass between a job, its process and its workers."""
+"""Instructions and results of a fine-tuning: the values that pass between a job, its process and its workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a fine-tuning did. trained_tokens: of all examples, once for each epoch. loss: of the last step."""
+    """Result of a fine-tuning. trained_tokens: of all examples, once for each epoch. loss: of the last step."""
 
     steps: int
     trained_tokens: int

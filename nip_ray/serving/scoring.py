@@ -1,4 +1,4 @@
-"""How likely a model finds a reply: what tests of learning, and judges of a model, measure."""
+"""Log-likelihoods of replies under a model, to measure what was learned."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -128,13 +128,13 @@ def load_state(folder: RunFolder) -> TextState:
 
 JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"
-"""What providers can do, as far as they were asked."""
+"""Abilities of providers, as far as they were asked."""
 _BYTES_PER_TOKEN = 3
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the user wrote, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's.
+    """The user's input, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's.
     speakers: of whom one has a turn in each episode, () for anybody.
     """
 
@@ -272,7 +272,7 @@ class Parts:
         return found
 
     def new_bills(self, key: str) -> Spending:
-        """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""
+        """The cost of the jobs with this key that was not booked yet; from now on it counts as booked."""
         new = [bill for bill in bills(self.journal.entries()) if bill.key == key and bill.id not in self._booked]
         self._booked |= {bill.id for bill in new}
         return sum_of(bill.spending for bill in new)
@@ -289,7 +289,7 @@ class Parts:
     # ----------------------------------------------------------------------------------------------------------- jobs
 
     def backend(self, group: str) -> FineTuneBackend:
-        """Who fine-tunes the model of `group`. Raises UserError for a missing key or library."""
+        """The backend that fine-tunes the model of `group`. Raises UserError for a missing key or library."""
         name = self._provider_of(group)
         if name not in self._backends:
             self._backends[name] = fine_tune_backend(Connection(self.config.providers[name], name, self.run_dir, self._hosts.get(name)))
@@ -342,7 +342,7 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
 
 
 def known_abilities(path: Path) -> list[str]:
-    """What `check_providers` found, as `store_abilities` wrote it; nothing where that cannot be read."""
+    """Results of `check_providers` from `store_abilities`; none where the file cannot be read."""
     try:
         found = json.loads(path.read_bytes())["abilities"]
         return [str(ability) for ability in found]
@@ -370,7 +370,7 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
 
 
 def spent_before(run_dir: Path, journal: Sequence[Entry]) -> Spending:
-    """What a run has cost so far: its recorded calls, and the jobs of its journal that are over."""
+    """The cost of a run so far: its recorded calls, and the jobs of its journal that are over."""
     return sum_of([total(run_dir), *(bill.spending for bill in bills(journal))])
 
 
@@ -418,7 +418,7 @@ def _with_models(config: TextExperimentConfig, state: TextState, models: Mapping
 
 @contextmanager
 def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
-    """What those of these providers have started that have actors of their own, until the end; Ray is started or joined where that or
+    """Actors started by those of these providers that have some, until the end; Ray is started or joined where that or
     rollout workers need it.
 
     Raises UserError for missing libraries.

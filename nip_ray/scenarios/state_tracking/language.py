@@ -188,7 +188,7 @@ class StateTrackingInWords(LanguageScenario):
         return said
 
     def _chat_about(self, item: ChainItem, agent: str, at: Dispute) -> Chat:
-        """What an agent is shown of a bisection, or of the move that it asked for."""
+        """A chat that shows an agent the dispute of a bisection, or the move that it asked for."""
         if not self.seats.bisects:
             return self._overview(item, at, None)
         if agent == self.protocol.verifier and at.high - at.low == 1:
@@ -203,7 +203,7 @@ class StateTrackingInWords(LanguageScenario):
         return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
-        """What the verifier is shown but under bisection: the chain, with committed states between its moves, or with one of its moves."""
+        """The verifier's chat but under bisection: the chain, with committed states between its moves, or with one of its moves."""
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):
             said += [MOVES[move]] if committed is None else [MOVES[move], STATES[committed[place]]]
@@ -243,7 +243,7 @@ class StateTrackingInWords(LanguageScenario):
 
 
 def _dispute(dialogue: Dialogue) -> Dispute:
-    """What is left of a bisection."""
+    """The interval that is left of a bisection."""
     item = dialogue.item
     at = Dispute(0, len(item.moves), item.states[0], item.claim)
     for r, turns in enumerate(dialogue.rounds):

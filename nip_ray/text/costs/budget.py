@@ -1,4 +1,4 @@
-"""How much may be spent, and how fast calls may go, in one process; `nip_ray.text.costs.shared` has both for many.
+"""A limit on spending, and limits on the rate of calls, for one process; `nip_ray.text.costs.shared` has both for many.
 
 Decisions that matter here:
 - what a call or job can cost at most is reserved before it is sent, and settled by what it did cost. Spent + uncertain + reserved never
@@ -52,7 +52,7 @@ class Reservation:
 
 
 class BudgetLike(Protocol):
-    """What calls and jobs are paid from: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
+    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
 
     in_usd: bool
 
@@ -210,7 +210,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Throttle(Protocol):
-    """What a chat client asks before every attempt: a `Limiter`, or a `SharedLimiter`."""
+    """The gate before every attempt of a chat client: a `Limiter`, or a `SharedLimiter`."""
 
     async def acquire(self, tokens: int) -> None:
         """Wait until a call of about `tokens` tokens may go out."""

@@ -159,14 +159,14 @@ NOTHING = Amount()
 
 
 def worst_case(price: Price, messages: Chat, max_tokens: int) -> Amount:
-    """What one attempt at a call with these messages and so many tokens of reply can cost at most."""
+    """The most that one attempt at a call with these messages and so many tokens of reply can cost."""
     prompt = worst_prompt_tokens(messages)
     return Amount(max(call_cost(price, prompt, max_tokens, cached) for cached in (0, prompt)), prompt + max_tokens)
 
 
 @dataclass
 class ModelSpending:
-    """What went to one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two. pusd: picodollars of
+    """Spending on one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two. pusd: picodollars of
     all of them. answered_by: how many calls each model (with its fingerprint) answered, as the provider names them.
     """
 
@@ -182,7 +182,7 @@ class ModelSpending:
 
 @dataclass
 class Spending:
-    """What was spent. models: by name. uncertain: of attempts that got no answer and may have been billed; at most. Sums are exact."""
+    """Exact sums of spending. models: by name. uncertain: of attempts that got no answer and may have been billed; at most."""
 
     models: dict[str, ModelSpending] = field(default_factory=dict)
     jobs: int = 0
@@ -200,13 +200,13 @@ class Spending:
 
     @property
     def amount(self) -> Amount:
-        """What is certain, over all models."""
+        """The certain part, over all models."""
         rows = self.models.values()
         return Amount(sum(row.pusd for row in rows), sum(row.prompt + row.completion + row.training for row in rows))
 
     @property
     def at_most(self) -> Amount:
-        """What may have been spent: with what is uncertain."""
+        """The certain and the uncertain part."""
         return self.amount + self.uncertain
 
     def add(self, other: "Spending") -> None:
@@ -274,5 +274,5 @@ def with_uncertain(error: Error, uncertain: Amount) -> Error:
 
 
 def uncertain_of(error: BaseException) -> Amount | None:
-    """What `with_uncertain` noted, None where nothing is known."""
+    """The amount noted by `with_uncertain`, None where nothing is known."""
     return getattr(error, _UNCERTAIN, None)

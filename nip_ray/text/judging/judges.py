@@ -80,9 +80,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class JudgePlan:
-    """What judging would take. calls: where every answer can be read at once. worst_calls: where none can. worst_prompt_tokens: of the
-    worst case, see `nip_ray.text.costs.prices.worst_prompt_tokens`. worst_reply_tokens: likewise, where every answer
-    is as long as it may be.
+    """Calls and tokens of judging. calls: where every answer can be read at once. worst_calls: where none can. worst_prompt_tokens: see
+    `nip_ray.text.costs.prices.worst_prompt_tokens`. worst_reply_tokens: where every answer is as long as it may be.
     """
 
     calls: int
@@ -102,7 +101,7 @@ def fitting(protocol: Rules) -> list[str]:
 
 
 def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """What `judge` found, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked), and with ``/masked``
+    """Results of `judge`, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked), and with ``/masked``
     behind it how many verdicts are masked."""
     figures: dict[str, float | int | None] = {}
     for name, found in results["judges"].items():
@@ -139,7 +138,7 @@ def questions(
 def plan(
     dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions | None = None
 ) -> JudgePlan:
-    """How many calls `judge` would make, and of how many tokens at most. Makes none. Raises UserError as `questions` does."""
+    """Count the calls that `judge` would make, and their tokens at most. Makes none. Raises UserError as `questions` does."""
     options = options or JudgeOptions()
     asked = questions(dialogues, scenario, names, model, options)
     attempts = 1 + RETRIES
@@ -155,7 +154,7 @@ async def judge(
     model: str,
     options: JudgeOptions | None = None,
 ) -> dict[str, Any]:
-    """What the judges say of the dialogues, ready for JSON.
+    """Verdicts of the judges on the dialogues, ready for JSON.
 
     {"judges": {name: {"meaning", "verdicts": [{dialogue, item, agent, channel, verdict}],
     "means": [{agent, channel, estimate, lower, upper, n, masked}]}}}; verdicts are 1, 0 or null (masked), `n` counts data points.

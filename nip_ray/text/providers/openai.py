@@ -50,14 +50,14 @@ FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("refusal", "sensitive", "guardrail_intervened", "content_filtered"), "content_filter"),
     **dict.fromkeys(("error", "abort", "other", "network_error", "insufficient_system_resource"), "unknown"),
 }
-"""What services say of how a reply ended; any other word is taken for "unknown", and such a reply is not used."""
+"""Words of services for how a reply ended; any other word counts as "unknown", and such a reply is not used."""
 REASONING = ("reasoning_content", "reasoning")
 """Where services put reasoning beside a message's content."""
 
 _OTHER_WORDS = "Hello"
-"""What `_is_refused_for_words` puts in the place of all that was said."""
+"""Stands in the place of all that was said, in `_is_refused_for_words`."""
 _NOT_YET = 5
-"""How often a call is repeated whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in time."""
+"""Repeats of a call whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in time."""
 _TRIED_TOKENS = 16
 _CAN_BE_LEFT_OUT = ("seed", "temperature", "top_p", "response_format", "reasoning_effort")
 
@@ -303,7 +303,7 @@ class OpenAIChat:
 
 
 def _form(request: ChatRequest) -> tuple[str, str, int]:
-    """What calls have in common whose settings are the same."""
+    """Equal for calls of the same settings."""
     return request.model, request.agent, request.max_tokens
 
 

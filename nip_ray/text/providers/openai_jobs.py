@@ -205,7 +205,7 @@ class OpenAIJobs:
         return None
 
     def _refused(self, failure: Failure, spec: FineTuneSpec) -> Exception:
-        """What an error in answer to a creation means."""
+        """The exception for an error in answer to a creation."""
         status = failure.status
         if status is None or status in (408, 409, 425) or status >= 500:
             return InDoubt(failure.message)

@@ -87,7 +87,7 @@ class ServicePolicy:
         return made
 
     def forget(self) -> None:
-        """What the service keeps is its own affair; log-probabilities of the start model are asked for again."""
+        """Ask again for log-probabilities of the start model; the service's caches are its own affair."""
         self._start_logprobs.clear()
 
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:

@@ -6,11 +6,10 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
 - such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal (`jobs.jsonl` in the
   backend's folder) says what was asked for, up to which step its weights are saved, and how it ended. So `find` asks the journal, and
   no creation is ever in doubt;
-- after a kill the loop continues from the last saved weights, optimiser included. Steps after those are done, and billed, again: at most
-  `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
+- after a kill the loop takes the same steps on from the last saved weights, optimiser included. Steps after those are done, and billed,
+  again: at most `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
 - a job is billed for every pass over tokens that the journal says was about to be asked for, those done again among them, each at the
   price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
-- the order of examples depends on the spec's seed and the epoch alone, so a job that was interrupted takes the same steps;
 - a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal.
 """
 
@@ -39,7 +38,7 @@ from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatReques
 from nip_ray.text.providers.openai_service import is_about_words
 
 ADDRESS = "tinker://"
-"""How the address of saved weights begins."""
+"""The beginning of the address of saved weights."""
 TRAIN, SAMPLE = "/weights/", "/sampler_weights/"
 """In such an address, of weights to learn from and to sample from; the rest is the same for both."""
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
@@ -75,7 +74,7 @@ class ServiceLink:
         return self._library.RestClient(base_url=self.provider.base_url, api_key=self._secret)
 
     def base_model(self, model: str) -> Any:
-        """What the service says of a base model. Raises UserError where it has none of that name."""
+        """The service's entry of a base model. Raises UserError where it has none of that name."""
         found = self.made(self.rest().get_server_capabilities)
         known = {entry.model_name: entry for entry in found.supported_models if entry.model_name}
         if model not in known:
@@ -113,7 +112,7 @@ class ServiceLink:
             raise self.told(error) from None
 
     def told(self, error: BaseException) -> Exception:
-        """What a failure is to us."""
+        """The exception of ours for a failure of the library."""
         if isinstance(error, UserError | TrainingError):
             return error
         if type(error).__name__ in _NOT_ALLOWED:
@@ -226,7 +225,7 @@ class TrainingServiceJobs:
         loop.add_done_callback(lambda task: task.cancelled() or task.exception())  # the next poll reads it, if there is one
 
     async def _after(self, job_id: str, loop: asyncio.Task[None]) -> None:
-        """What to do about a loop that ended too early: begin it again, or give up."""
+        """Begin a loop that ended too early again, or give up."""
         error = None if loop.cancelled() else loop.exception()
         if error is None:
             return  # it has just ended as it should

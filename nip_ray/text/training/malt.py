@@ -1,14 +1,13 @@
 """MALT: a tree of replies for each item, preference pairs from what the replies led to, and figures of the trees.
 
 Decisions that matter here:
-- a node is a dialogue so far; its children are independent samples of the next round, with the replies of all who speak in it. All
-  nodes of a tree share the episode seed; the path, one child number per round, tells samples apart;
+- a node is a dialogue so far, a leaf where it ends; its children are independent samples of the next round, with the replies of all who
+  speak in it. All nodes of a tree share the episode seed; the path, one child number per round, tells samples apart;
 - a node's expected reward is the mean, over the dialogues that end below it, of what the agent is paid from the node's own round on.
   So its own reward counts once for each leaf below (a sum over children that adds it only once would under-weight it);
 - a reply counts as positive by what the role pays that its agent knew of: replies to different prompts have thresholds of their own;
 - an expected reward that is the threshold but for rounding is positive, as in expert iteration;
-- the root counts: replies of the first round are compared and learned like all others;
-- a dialogue that ends early is a leaf where it ends; depths need not agree.
+- the root counts: replies of the first round are compared and learned like all others.
 Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training", 2024.
 """
 
@@ -28,7 +27,7 @@ from nip_ray.text.training.expert_iteration import ROUNDING, LearningAgent, Pair
 
 @dataclass(frozen=True)
 class Label:
-    """What a node is worth to one agent.
+    """Worth of a node to one agent.
 
     total: sum over the leaves below it of what the agent is paid from the node's round on. expected: their mean. positive: `expected` is
     at least the agent's threshold. has_both: some children are positive and some are not.

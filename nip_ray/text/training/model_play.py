@@ -125,7 +125,7 @@ class ModelPlay:
         split: str,
         iteration: int,
     ) -> list[tuple[Answer, Reply]]:
-        """What a model of `group` says to each of these."""
+        """A model's answer to each of these, for agents of `group`."""
         requests, cut = [], []
         for one in asked:
             before = model.chat.prompts_cut

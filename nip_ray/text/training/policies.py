@@ -1,4 +1,4 @@
-"""What plays and learns for a group of agents under policy gradient, whatever it is and wherever it runs."""
+"""Models that play and learn under policy gradient, one for a group of agents, wherever they run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -255,7 +255,7 @@ class PolicyGradientTrainer:
         return row
 
     def _most(self, group: str, turns: Sequence[Turn], iteration: int) -> Use:
-        """What all steps on these turns come to."""
+        """Tokens of all steps on these turns."""
         rule = self._rule_of(group, iteration)
         passes = rule.num_epochs * self._provider(group).passes(is_ppo(rule, self._loss), bool(rule.kl_coefficient))
         return Use(training=passes * sum(len(turn.prompt) + len(turn.reply) for turn in turns))

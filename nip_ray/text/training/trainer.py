@@ -283,7 +283,7 @@ class TextTrainer:
         return dialogue_metrics(self._played(split), self.parts.scenario.protocol, self.parts.kind.groups)
 
     def _learning_figures(self, others: Iterable[str]) -> dict[str, float]:
-        """How much there is to learn, and what the rule says of what was played. others: names that there are already."""
+        """Sizes of fine-tuning sets, and the rule's own metrics. others: names that there are already."""
         found: dict[str, float] = {}
         for group in self.trained_groups():
             found |= {f"learn/{name}": value for name, value in self._fine_tuning_set(group).figures.items()}
