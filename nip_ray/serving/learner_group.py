@@ -3,7 +3,7 @@
 Decisions that matter here:
 - every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so.
   The first gives away weights and state;
-- a placement group has them on as few nodes as it can, or on as many. In a trial of a sweep they are in the trial's own;
+- a placement group has them on as few nodes as it can. In a trial of a sweep they are in the trial's own;
 - who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a model in the
   driver's process, which samples by the weights that it last took while the actors learn;
 - when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that failed.
@@ -81,7 +81,7 @@ class LearnerGroup:
         options: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
         bundle = {name: amount for name, amount in (("CPU", settings.num_cpus), ("GPU", settings.num_gpus)) if amount}
         if bundle and get_current_placement_group() is None:
-            self._placed = placement_group([bundle] * rule.num_learners, rule.learner_placement.upper())
+            self._placed = placement_group([bundle] * rule.num_learners, "PACK")
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._placed)
         kind: Any = watchable(PolicyLearner).options(**options)
         self._actors = [kind.remote(rank, rule.num_learners) for rank in range(rule.num_learners)]

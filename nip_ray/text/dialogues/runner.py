@@ -282,12 +282,15 @@ def _read(path: Path, items: Mapping[int, Any]) -> Iterator[tuple[int, tuple[int
 # Holding many dialogues at once: who is asked under which key, and how many calls wait at a time.
 
 
+INVALID_WINDOW = 50
+
+
 class Brake:
-    """Counts, for each agent that a hosted provider speaks for, its last `talk.invalid_window` replies, over all stages."""
+    """Counts, for each agent that a hosted provider speaks for, its last `INVALID_WINDOW` replies, over all stages."""
 
     def __init__(self, settings: TalkSettings) -> None:
         self._settings = settings
-        self._last: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=settings.invalid_window))
+        self._last: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=INVALID_WINDOW))
 
     def invalid(self, agent: str, model: str) -> None:
         """A reply could not be used. Raises TrainingError when too many of the last ones could not."""
