@@ -49,7 +49,7 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
 
     from nip_ray.serving import chat_api, jobs_api
     from nip_ray.serving.jobs import JobStore
-    from nip_ray.serving.protocol import MAX_BODY, ApiError, Replays, bearer_is, multipart, page, read_body
+    from nip_ray.serving.protocol import MAX_BODY, ApiError, Replays, multipart, page, read_body
 
     folders, replays = settings.folders, Replays()
     shelf = Shelf(settings.max_batch_size)
@@ -75,7 +75,9 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        if settings.key_digest and not bearer_is(settings.key_digest, request.headers):
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        is_known = kind.lower() == "bearer" and sha256(token.encode()).hexdigest() == settings.key_digest
+        if settings.key_digest and not is_known:
             refused = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             return JSONResponse(refused.body(), refused.status)
         if not settings.key_digest:

@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -108,9 +108,3 @@ class Replays:
         except Exception:
             self._tasks.pop(key, None)  # errors are not kept: the next attempt is a new one
             raise
-
-
-def bearer_is(digest: str, headers: Mapping[str, str]) -> bool:
-    """True if the request has the bearer token with this SHA-256 sum."""
-    kind, _, token = headers.get("authorization", "").partition(" ")
-    return kind.lower() == "bearer" and sha256(token.encode()).hexdigest() == digest

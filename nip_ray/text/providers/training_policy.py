@@ -231,14 +231,7 @@ class ServicePolicy:
         if not self.trained:
             raise TrainingError(f"{self.model}: this model is frozen")
         if self._client is None:
-            service = self._link.service()
-            if self._state is not None:
-                self._client = self._link.made(service.create_training_client_from_state_with_optimizer, self._state)
-            elif self.model.startswith(ADDRESS):
-                self._client = self._link.made(service.create_training_client_from_state, self.model.replace(SAMPLE, TRAIN))
-            else:
-                options = {"base_model": self.model, "rank": self._link.provider.lora_rank, "seed": self._seed}
-                self._client = self._link.made(service.create_lora_training_client, **options)
+            self._client = self._link.made(self._link.learner_of(self.model, self._seed, self._state))
         return self._client
 
     def _sampler_of(self, model: str) -> Any:

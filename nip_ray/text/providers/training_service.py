@@ -16,9 +16,9 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,15 @@ class ServiceLink:
         if model not in known:
             raise UserError(f"the training service has no model {model!r}; it has {', '.join(sorted(known)[:8]) or 'none'}")
         return known[model]
+
+    def learner_of(self, model: str, seed: int, state: str | None = None) -> Callable[[], Any]:
+        """The request for a client that learns: on from a `state` with its optimiser, from saved weights, or from new adapters."""
+        service = self.service()
+        if state is not None:
+            return partial(service.create_training_client_from_state_with_optimizer, state)
+        if model.startswith(ADDRESS):
+            return partial(service.create_training_client_from_state, model.replace(SAMPLE, TRAIN))
+        return partial(service.create_lora_training_client, base_model=model, rank=self.provider.lora_rank, seed=seed)
 
     def which(self, model: str) -> dict[str, str]:
         """A model as the service's calls name it: a base model, or the address of saved weights."""
@@ -249,7 +258,9 @@ class TrainingServiceJobs:
         assert created is not None
         spec = FineTuneSpec(**created["spec"])
         saved = self._journal.last("saved", id=job_id)
-        client = await self._client(spec, saved)
+        ended = self._journal.last("ended", model=spec.model)
+        model, seed = spec.model if ended is None else ended["state"], stable_seed(spec.seed, "adapters", spec.key) % 2**31
+        client = await made(self._link.learner_of(model, seed, None if saved is None else saved["path"]))
         try:
             examples = _examples((self._folder / "files" / created["file"]).read_bytes(), spec.method, client.get_tokenizer())
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -266,18 +277,6 @@ class TrainingServiceJobs:
         state = await self._save(job_id, client, len(plan))
         model = (await client.save_weights_for_sampler(f"{job_id}-model")).path
         self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id))
-
-    async def _client(self, spec: FineTuneSpec, saved: dict[str, Any] | None) -> Any:
-        service = self._link.service()
-        if saved is not None:
-            return await made(service.create_training_client_from_state_with_optimizer, saved["path"])
-        ended = self._journal.last("ended", model=spec.model)
-        if ended is not None:
-            return await made(service.create_training_client_from_state, ended["state"])
-        if spec.model.startswith(ADDRESS):
-            return await made(service.create_training_client_from_state, spec.model)
-        rank, seed = self._link.provider.lora_rank, stable_seed(spec.seed, "adapters", spec.key) % 2**31
-        return await made(service.create_lora_training_client, base_model=spec.model, rank=rank, seed=seed)
 
     async def _reference(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Turn]]) -> list[list[float]]:
         """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are others."""

@@ -330,7 +330,7 @@ class PolicyGradientTrainer:
                 self.progress(step + 1, rule.warmup_steps)
         for group in self._learners():
             if self.models[group].steps and self.rule.follows_start(self.groups[group][0]):
-                self._written(group, _start_name(group))
+                self.models[group].save(self._folder(group, _start_name(group)))
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
@@ -429,7 +429,8 @@ class PolicyGradientTrainer:
     def _end(self, iteration: int) -> None:
         """Keep the models of a run that is over."""
         for group in self._learners():
-            self.state = self.state.group(group, model=self._written(group, f"{group}-{iteration:06d}"))
+            name = self.models[group].save(self._folder(group, f"{group}-{iteration:06d}"))
+            self.state = self.state.group(group, model=name)
         self.state = replace(self.state, stage="sample", over=True)
 
     def _save(self, iteration: int) -> None:
@@ -482,10 +483,6 @@ class PolicyGradientTrainer:
     def _folder(self, group: str, name: str) -> Path:
         """Where a group's model is kept under a name."""
         return home_of(self.config, group, self.folder.path) / "models" / name
-
-    def _written(self, group: str, name: str) -> str:
-        """Keep the group's model under a name; returns the name by which its provider serves it."""
-        return self.models[group].save(self._folder(group, name))
 
     @contextmanager
     def _naming(self, place: str) -> Iterator[None]:
