@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 Body = TypeVar("Body", bound=BaseModel)
 MAX_BODY = 512 << 20
@@ -21,6 +21,12 @@ _NAME = re.compile(rb'[; ]name="([^"]*)"')
 _FILENAME = re.compile(rb'[; ]filename="([^"]*)"')
 _BOUNDARY = re.compile(r'boundary="?([^";]+)"?')
 _REPLAYS = 4096
+
+
+class Strict(BaseModel):
+    """A part of a body, without members that are not known."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class ApiError(Exception):

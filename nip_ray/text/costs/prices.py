@@ -179,6 +179,9 @@ class ModelSpending:
     reasoning: int = 0
     answered_by: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: "ModelSpending") -> "ModelSpending":
+        return ModelSpending(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
 
 @dataclass
 class Spending:
@@ -212,15 +215,7 @@ class Spending:
     def add(self, other: "Spending") -> None:
         """Book `other` too."""
         for model, row in other.models.items():
-            mine = self.models.setdefault(model, ModelSpending())
-            mine.calls += row.calls
-            mine.prompt += row.prompt
-            mine.completion += row.completion
-            mine.training += row.training
-            mine.pusd += row.pusd
-            mine.cached += row.cached
-            mine.reasoning += row.reasoning
-            mine.answered_by.update(row.answered_by)
+            self.models[model] = self.models.get(model, ModelSpending()) + row
         self.jobs += other.jobs
         self.uncertain += other.uncertain
 
