@@ -15,7 +15,6 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
@@ -31,6 +30,7 @@ from nip_ray.secrets import secret
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
+from nip_ray.serving.training_data import parse_examples
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
 from nip_ray.text.jobs import Journal
@@ -263,7 +263,7 @@ class TrainingServiceJobs:
         client = await made(self._link.learner_of(model, seed, None if saved is None else saved["path"]))
         try:
             examples = _examples((self._folder / "files" / created["file"]).read_bytes(), spec.method, client.get_tokenizer())
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except UserError as error:
             self._journal.append("ended", id=job_id, status="failed", error=f"the training data cannot be used: {error}")
             return
         reference = await self._reference(job_id, spec, client, examples)
@@ -296,23 +296,18 @@ class TrainingServiceJobs:
 
     async def _step(self, spec: FineTuneSpec, client: Any, batch: list[list[Turn]], reference: list[list[float]]) -> None:
         """One optimiser step. Its request is sent before the gradients are there, as the service likes it."""
-        if spec.method == "supervised":
-            count = sum(len(example.reply) for row in batch for example in row)
-            data = [self._link.datum(example, weights=[1 / count] * len(example.reply)) for row in batch for example in row]
-            gradients = client.forward_backward(data, "cross_entropy")
-        else:
-            data, beta = (
-                [self._link.datum(example, weights=[1.0] * len(example.reply)) for pair in batch for example in pair],
-                BETA if spec.beta is None else spec.beta,
-            )
-            lengths = [len(example.reply) for pair in batch for example in pair]
+        flat, beta = [example for row in batch for example in row], BETA if spec.beta is None else spec.beta
+        lengths = [len(example.reply) for example in flat]
+        weight = 1 / sum(lengths) if spec.method == "supervised" else 1.0
+        data = [self._link.datum(example, weights=[weight] * len(example.reply)) for example in flat]
 
-            def loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-                sums = torch.stack([row[-length:].sum() for row, length in zip(logprobs, lengths)])
-                value = dpo_loss(sums.view(-1, 2), torch.tensor(reference, dtype=sums.dtype), beta)
-                return value - spec.nll_coefficient * sums[::2].sum() / sum(lengths[::2]), {}
+        def loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+            sums = torch.stack([row[-length:].sum() for row, length in zip(logprobs, lengths)])
+            value = dpo_loss(sums.view(-1, 2), torch.tensor(reference, dtype=sums.dtype), beta)
+            return value - spec.nll_coefficient * sums[::2].sum() / sum(lengths[::2]), {}
 
-            gradients = client.forward_backward_custom(data, loss)
+        supervised = spec.method == "supervised"
+        gradients = client.forward_backward(data, "cross_entropy") if supervised else client.forward_backward_custom(data, loss)
         rate = (LEARNING_RATE if spec.learning_rate is None else spec.learning_rate) * (spec.learning_rate_multiplier or 1.0)
         update = client.optim_step(self._link.types.AdamParams(learning_rate=rate))
         await gradients
@@ -389,19 +384,18 @@ def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
 
 
 def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Turn]]:
-    """One (supervised) or two (dpo: better, worse) examples for each line."""
-    rows = [json.loads(line) for line in data.splitlines()]
-    if method == "supervised":
-        return [[_example(tokenizer, row["messages"][:-1], row["messages"][-1])] for row in rows]
-    sides = ("preferred_output", "non_preferred_output")
-    return [[_example(tokenizer, row["input"]["messages"], row[side][0]) for side in sides] for row in rows]
+    """One (supervised) or two (dpo: better, worse) examples for each line. Raises UserError for a line of another form."""
 
+    def turn(chat: list[dict[str, Any]], said: str) -> Turn:
+        reply = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
+        return Turn(_format(tokenizer).prompt(chat), reply)
 
-def _example(tokenizer: Any, chat: list[dict[str, str]], last: dict[str, str]) -> Turn:
-    if last["role"] != "assistant":
-        raise ValueError("an example must end with the assistant's message")
-    reply = [*tokenizer.encode(last["content"], add_special_tokens=False), tokenizer.eos_token_id]
-    return Turn(_format(tokenizer).prompt(chat), reply)
+    found = parse_examples(data, method)
+    if method == "dpo":
+        return [[turn(one.messages, said) for said in (one.preferred, one.rejected)] for one in found]
+    if any(one.messages[-1]["role"] != "assistant" for one in found):
+        raise UserError("an example must end with the assistant's message")
+    return [[turn(one.messages[:-1], one.messages[-1]["content"])] for one in found]
 
 
 @lru_cache(maxsize=8)
