@@ -16,7 +16,7 @@ from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.prices import price_list, usd
+from nip_ray.text.costs.prices import price_list
 from nip_ray.text.dialogues.records import ClientPool, RecordedChat
 from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 from nip_ray.text.jobs import read_journal
@@ -53,9 +53,7 @@ def judge_run(
         prices = price_list(config.providers[name])
         options = JudgeOptions(seed=config.seed, run=state.run_id, max_in_flight=config.talk.max_in_flight)
         if dry_run:
-            made = plan(dialogues, scenario, chosen, model, options)
-            worst = usd(made.worst_cost_pusd(prices.of(model)))
-            return {"calls": made.calls, "calls at most": made.worst_calls, "usd at most": worst}
+            return plan(dialogues, scenario, chosen, model, options, prices.of(model))
 
         async def asked() -> dict[str, Any]:
             budget = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))

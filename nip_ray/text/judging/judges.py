@@ -25,7 +25,7 @@ from nip_ray.play.dialogues import UNUSABLE
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.scenarios.code_validation.scenario import ROLES, CodeValidation
-from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
+from nip_ray.text.costs.prices import Price, usd, worst_case
 from nip_ray.text.dialogues.runner import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render
 from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest
@@ -78,22 +78,6 @@ class Verdict:
     verdict: int | None
 
 
-@dataclass(frozen=True)
-class JudgePlan:
-    """Calls and tokens of judging. calls: where every answer can be read at once. worst_calls: where none can. worst_prompt_tokens: see
-    `nip_ray.text.costs.prices.worst_prompt_tokens`. worst_reply_tokens: where every answer is as long as it may be.
-    """
-
-    calls: int
-    worst_calls: int
-    worst_prompt_tokens: int
-    worst_reply_tokens: int
-
-    def worst_cost_pusd(self, price: Price) -> int:
-        """Picodollars that this can cost at most."""
-        return call_cost(price, self.worst_prompt_tokens, self.worst_reply_tokens)
-
-
 def fitting(protocol: Rules) -> list[str]:
     """The judges that can have something to judge under `protocol`. Raises UserError where provers are anonymous."""
     _check(protocol, list(JUDGES))
@@ -136,14 +120,15 @@ def questions(
 
 
 def plan(
-    dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions | None = None
-) -> JudgePlan:
-    """Count the calls that `judge` would make, and their tokens at most. Makes none. Raises UserError as `questions` does."""
-    options = options or JudgeOptions()
-    asked = questions(dialogues, scenario, names, model, options)
-    attempts = 1 + RETRIES
-    prompt_tokens = sum(worst_prompt_tokens(question.request.messages) for question in asked)
-    return JudgePlan(len(asked), attempts * len(asked), attempts * prompt_tokens, attempts * len(asked) * options.max_tokens)
+    dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions, price: Price
+) -> dict[str, float]:
+    """Calls that `judge` would make, where every answer can be read at once and where none can, and their cost at most. Makes none.
+
+    Raises UserError as `questions` does.
+    """
+    asked = [question.request for question in questions(dialogues, scenario, names, model, options)]
+    worst = sum(worst_case(price, request.messages, request.max_tokens).pusd for request in asked)
+    return {"calls": len(asked), "calls at most": (1 + RETRIES) * len(asked), "usd at most": usd((1 + RETRIES) * worst)}
 
 
 async def judge(
