@@ -53,7 +53,7 @@ class PlayWorker:
     def logprobs(self, weights: Mapping[str, Any], group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`."""
         self._take(weights)
-        return self._models[group].logprobs(turns, self._config.algorithm.micro_batch_tokens)
+        return ModelPlay(self._config, self._models, Allowance(0)).logprobs(group, turns)
 
     def _take(self, weights: Mapping[str, Any]) -> None:
         for group, own in weights.items():
