@@ -29,9 +29,9 @@ from nip_ray.text.items import stored_items
 from nip_ray.text.jobs import read_journal
 from nip_ray.text.parts import load_state
 from nip_ray.text.providers.dummy import DummyJobs
-from nip_ray.text.providers.interface import ChatRequest
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from tests.runs.small import small
-from tests.text.dummy_chat import DummyChat
+from tests.text.dialogues.test_records import Counted
 
 Read = Callable[[Path], Any]
 CODE = LANGUAGE_SCENARIOS["code_validation"]
@@ -59,7 +59,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def called(run: Path) -> None:
     """One call, recorded: a dummy provider makes none."""
-    chat = RecordedChat(DummyChat(lambda _: "Well."), run, 0)
+    chat = RecordedChat(Counted(lambda _: ChatReply("Well.", "stop", 3, 2)), run, 0)
     await chat.complete(ChatRequest(key="k", model="m", agent="prover", messages=[{"role": "user", "content": "Well?"}], max_tokens=5))
     await chat.close()
 

@@ -21,7 +21,7 @@ from nip_ray.storage.folder import RunFolder
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import provider_thread
 
-OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
 ALONE = {"provider": "nobody", "model": "none"}
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_plugins")
 def test_openai(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", API_KEY)
     roles = [{"name": "any", "marker": "", "replies": ['{"prime": "yes"}']}]
-    with provider_thread(tmp_path, roles=roles, base_models=["base"], fsync=False) as provider:
+    with provider_thread(tmp_path, roles=roles, base_models=["base"]) as provider:
         settings = OpenAIProvider(base_url=provider.base_url, api_key_variable="TEST_KEY", poll_interval_s=0.02, doubt_s=0.2, max_retries=2)
         check_provider(settings, "base")
         assert len(provider.jobs()) == 1

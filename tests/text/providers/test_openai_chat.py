@@ -387,7 +387,7 @@ def test_the_config_for_a_served_vllm_plays(tmp_path: Path, monkeypatch: pytest.
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 4, "num_test_items": 2}
     says = [{"name": "any", "marker": "", "replies": ['{"message": null, "decision": "accept"}']}]
     monkeypatch.setenv("OPENAI_API_KEY", provider_service.API_KEY)
-    with provider_thread(tmp_path, roles=says, base_models=["qwen"], has_fine_tuning=False, fsync=False) as provider:
+    with provider_thread(tmp_path, roles=says, base_models=["qwen"], has_fine_tuning=False) as provider:
         data["providers"]["vllm"]["base_url"] = provider.base_url
         metrics = run_experiment(config_from_dict({**data, "iterations": 1, "algorithm": rule}), tmp_path / "run", quiet=True).metrics
         assert {bill["model"] for bill in provider.ledger("chat")} == {"qwen"}

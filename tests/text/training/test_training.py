@@ -26,7 +26,7 @@ from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_pro
 from tests.tiers import only
 
 ROOT = Path(__file__).resolve().parents[3]
-OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
 RATES = {"supervised": 0.8, "dpo": 60.0, "steps": 20}
 RULES = {
     "expert_iteration": {"name": "expert_iteration", "rollouts_per_iteration": 120},
