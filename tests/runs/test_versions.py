@@ -28,7 +28,6 @@ from nip_ray.text.dialogues.runner import read_dialogues
 from nip_ray.text.items import stored_items
 from nip_ray.text.jobs import read_journal
 from nip_ray.text.parts import load_state
-from nip_ray.text.providers.dummy import DummyJobs
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from tests.runs.small import small
 from tests.text.dialogues.test_records import Counted
@@ -85,7 +84,7 @@ TEXT: dict[str, Read] = {
     "rollouts/000001.jsonl": lambda run: read_dialogues(run / "rollouts" / "000001.jsonl", {i.id: i for i in items(run)}),
     "calls/000000-0.jsonl": lambda run: list(read_calls(run)),
     "jobs.jsonl": lambda run: read_journal(run / "jobs.jsonl"),
-    "dummy-nobody.json": lambda run: DummyJobs(run / "dummy-nobody.json"),
+    "dummy-nobody.jsonl": lambda run: read_journal(run / "dummy-nobody.jsonl"),
     **{name: document(name) for name in ("evaluation.json", "environment.json", "cost.json")},
 }
 CASES = [("networks", name) for name in NETWORKS] + [("text", name) for name in TEXT]
