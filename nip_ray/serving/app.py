@@ -37,7 +37,6 @@ class ServerSettings:
     folders: ModelFolders
     max_batch_size: int = 32
     key_digest: str | None = None
-    num_threads: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
 
@@ -186,7 +185,7 @@ def start_server(
 
         from nip_ray.serving.compat import replica_on_loopback
 
-        torch.set_num_threads(settings.num_threads or max(1, int(num_cpus)))
+        torch.set_num_threads(max(1, int(num_cpus)))
         replica_on_loopback()
         return build_app(settings, training)
 

@@ -94,10 +94,9 @@ class TextState:
         return {name: group.model for name, group in self.groups.items()}
 
 
-def first_state(bases: Mapping[str, str], models: Mapping[str, str] | None = None) -> TextState:
-    """Before anything was done. bases: group -> the config's model. models: what to start with instead, of groups that have such."""
-    chosen = {**bases, **(models or {})}
-    return TextState(uuid.uuid4().hex, {name: GroupState(base, chosen[name]) for name, base in bases.items()})
+def first_state(bases: Mapping[str, str]) -> TextState:
+    """Before anything was done. bases: group -> the config's model."""
+    return TextState(uuid.uuid4().hex, {name: GroupState(base, base) for name, base in bases.items()})
 
 
 def save_state(folder: RunFolder, state: TextState) -> None:

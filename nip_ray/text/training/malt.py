@@ -88,11 +88,11 @@ def _label(node: Node, branches: int, below: Sequence[Label], agent: str, least:
     return Label(total, expected, expected >= least - ROUNDING, has_both)
 
 
-def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario, seed: int, *, skip_equal: bool = True) -> Preferences:
+def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario, seed: int) -> Preferences:
     """One pair for every node that has both kinds of children and in whose children's round `agent` speaks.
 
-    The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. With `skip_equal`,
-    a pair of equal replies, which teaches nothing, is left out. Where others speak in the same round, the two differ in their replies too.
+    The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. A
+    pair of equal replies, which teaches nothing, is left out. Where others speak in the same round, the two differ in their replies too.
     """
     pairs: list[Pair] = []
     equal = invalid = 0
@@ -102,7 +102,7 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario,
         drawn = _draw(place, agent, seed)
         if drawn is None:
             invalid += 1
-        elif skip_equal and drawn[0] == drawn[1]:
+        elif drawn[0] == drawn[1]:
             equal += 1
         else:
             pairs.append(Pair(scenario.fenced_chat(place.node.dialogue, agent), *drawn, place.node.path))

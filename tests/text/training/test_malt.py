@@ -180,9 +180,6 @@ def test_equal_replies_are_counted_and_may_be_kept() -> None:
     tree = one_level(("same", 1.0, False), ("same", -1.0, False))
     found = preference_pairs(tree, "verifier", tiny("nip"), 0)
     assert (found.pairs, found.equal, found.invalid) == ([], 1, 0)
-    found = preference_pairs(tree, "verifier", tiny("nip"), 0, skip_equal=False)
-    assert [(pair.preferred, pair.rejected) for pair in found.pairs] == [("same", "same")]
-    assert found.equal == 0
 
 
 def test_a_threshold_is_reached_in_spite_of_rounding() -> None:
