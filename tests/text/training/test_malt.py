@@ -176,7 +176,7 @@ def one_level(*kinds: tuple[str, float, bool]) -> LabelledNode:
     return label_tree(replace(root, children=children), AGENTS, mids)
 
 
-def test_equal_replies_are_counted_and_may_be_kept() -> None:
+def test_equal_replies_are_counted_and_left_out() -> None:
     tree = one_level(("same", 1.0, False), ("same", -1.0, False))
     found = preference_pairs(tree, "verifier", tiny("nip"), 0)
     assert (found.pairs, found.equal, found.invalid) == ([], 1, 0)
