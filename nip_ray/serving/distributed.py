@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import TrainingError
-from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
+from nip_ray.serving.fine_tuning_job import Cancelled, OnStep, Recipe, ShouldStop, Trained
 
 RESULT = "trained.json"
 

@@ -24,9 +24,8 @@ from nip_ray.serving.chat_format import ChatFormat, load_format
 from nip_ray.serving.compat import preference_trainer
 from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
-from nip_ray.serving.fine_tuning_job import FineTuneSpec
+from nip_ray.serving.fine_tuning_job import Cancelled, FineTuneSpec, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.model_folder import context_of, load_model, lora_config, name_base, save_model
-from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place

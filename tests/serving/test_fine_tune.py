@@ -12,10 +12,9 @@ import torch
 from nip_ray.errors import UserError
 from nip_ray.serving.engine import Engine
 from nip_ray.serving.fine_tune import fine_tune, recipe
-from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
+from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method, Recipe
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.model_folder import load_model
-from nip_ray.serving.recipe import Recipe
 from nip_ray.serving.scoring import Scorer
 from nip_ray.settings.providers import LocalProvider
 
