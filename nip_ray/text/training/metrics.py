@@ -60,7 +60,7 @@ def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: 
     return figures
 
 
-def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None) -> Record:
+def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: float = 0.95, groups: Groups | None = None) -> Record:
     """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data points.
 
     Shares have exact intervals where each item was played once (or all its plays agree), else that of `share_ends` over items;
@@ -68,7 +68,7 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: G
     """
     item_B, count = _items(dialogues)
     ratios = _ratios(dialogues, protocol, groups or {}) | _confusion(dialogues, protocol)
-    record = {key: _interval(ratio, item_B, count).record() for key, ratio in ratios.items()}
+    record = {key: _interval(ratio, item_B, count, level).record() for key, ratio in ratios.items()}
     if (honesty := _score_difference(dialogues, protocol)).estimate is not None:
         record["score_difference"] = honesty.record()
     for agent in protocol.agents:
@@ -79,7 +79,7 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: G
             share_I = _right_by_item(seen)
             worst = float(share_I.min()) if count else None
             record[f"{who}/worst_case"] = Mean(worst, None, None, count).record()
-            record[f"{who}/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count).record()
+            record[f"{who}/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count, level).record()
     return record
 
 
@@ -200,10 +200,10 @@ def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
     }
 
 
-def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int) -> Mean | Proportion:
+def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int, level: float) -> Mean | Proportion:
     x_I = np.bincount(item_B, weights=ratio.x_B, minlength=count)
     n_I = np.bincount(item_B, weights=ratio.n_B, minlength=count)
-    return clustered_share(x_I, n_I) if ratio.share else clustered_mean(x_I, n_I)
+    return clustered_share(x_I, n_I, level) if ratio.share else clustered_mean(x_I, n_I, level)
 
 
 def _items(dialogues: Sequence[Dialogue]) -> tuple[npt.NDArray[np.int64], int]:
