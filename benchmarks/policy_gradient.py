@@ -72,7 +72,8 @@ def ours(model: PolicyModel, count: int, group: int, seed: int) -> int:
     talks, turns, draw = chats(count, group, seed), [], Random(seed)
     for round_ in range(2):
         requests = [
-            GenerationRequest(model.prompt_tokens(talk, REPLY), REPLY, seed=(seed * count + i) * 2 + round_) for i, talk in enumerate(talks)
+            GenerationRequest(model.chat.prompt_before(talk, REPLY), REPLY, seed=(seed * count + i) * 2 + round_)
+            for i, talk in enumerate(talks)
         ]
         for talk, request, reply in zip(talks, requests, model.sample(requests), strict=True):
             turns.append(Turn(request.prompt, reply.tokens, reply.logprobs, draw.gauss(0, 1)))

@@ -180,7 +180,7 @@ def test_malt_under_adp(tmp_path: Path) -> None:
 def test_benchmark_asks_any_provider_and_tells_accuracy_by_difficulty(tmp_path: Path) -> None:
     """A model that accepts everything: right on correct programs, never on wrong ones."""
     judge = [{"name": "judge", "marker": "", "replies": ["Decision: accept"]}]
-    with provider_thread(tmp_path, roles=judge, base_models=["judge-1"], fsync=False) as provider:
+    with provider_thread(tmp_path, roles=judge, base_models=["judge-1"]) as provider:
         words = ("--model", "judge-1", "--difficulties", "introductory", "competition", "--max-problems", 4, "--n-attempts", 2)
         done = run("cv_benchmark", *words, "--out", tmp_path / "runs", OPENAI_BASE_URL=provider.base_url, OPENAI_API_KEY=API_KEY)
         asked = provider.requests()
@@ -207,7 +207,7 @@ def test_create_cv_dataset_with_a_model_asks_for_no_problem_twice(tmp_path: Path
     row = {"question": "Read a number and print it doubled.", "solutions": solutions, "input_output": tests, "difficulty": "interview"}
     (tmp_path / "apps.jsonl").write_text("".join(json.dumps({**row, "problem_id": i}) + "\n" for i in range(2)))
     saboteur = [{"name": "saboteur", "marker": "", "replies": [WRONG]}]
-    with provider_thread(tmp_path, roles=saboteur, base_models=["saboteur-1"], fsync=False) as provider:
+    with provider_thread(tmp_path, roles=saboteur, base_models=["saboteur-1"]) as provider:
         words = ("--problems", tmp_path / "apps.jsonl", "--model", "saboteur-1", "--max-attempts", 1, "--isolation", "trusted")
         made = [
             json.loads(

@@ -21,6 +21,7 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "runtime.spot_address": (_ANY, _SIGTERM),
     "providers.(local).engine": (("auto", "torch"), _VLLM),
     "providers.(local).vllm_memory": ((0.5,), _VLLM),
+    "algorithm.learner_placement": (("pack",), "learners of a model are placed on as few nodes as Ray can; leave it out"),
     "algorithm.learner_sharding": (("none",), "each learner holds a whole model, take a smaller one or method lora; leave it out"),
     "(solo).clip_gradients": (_ANY, "one agent learns; leave it out"),
     "learners.shard": ((False,), "learners.num_learners shares out each minibatch among learners that have all copies; leave it out"),
@@ -57,6 +58,7 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "evaluation.message_regression.minibatch_size": ((512,), _READER),
     "evaluation.message_regression.lr": ((0.001,), _READER),
     "profiling.stacks": ((False,), "the traces in profile/ have the operations; leave it out"),
+    "talk.invalid_window": ((50,), "the last 50 replies of an agent count; leave it out"),
     "strict": ((False,), "leave it out; `nip-ray train FILE --dry-run` prints the config with every key"),
 }
 """Dotted key -> (values that changed nothing, none: all; what to do instead). `(NAME)` stands for all keys whose

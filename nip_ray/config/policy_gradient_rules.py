@@ -185,9 +185,6 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
             )
             break
 
-    if rule.learner_placement != keys["learner_placement"].default and not rule.num_learners:
-        yield "algorithm.learner_placement: num_learners is 0, leave it out or raise that"
-
 
 def _of_other_rules(config: TextExperimentConfig) -> Iterator[str]:
     """What only rules with fine-tuning jobs and with clients read."""

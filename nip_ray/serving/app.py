@@ -30,14 +30,13 @@ APP_NAME = "nip-ray-models"
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a replica needs to know. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for). host, port:
+    """Settings of a replica. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for). host, port:
     where the server listens.
     """
 
     folders: ModelFolders
     max_batch_size: int = 32
     key_digest: str | None = None
-    num_threads: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
 
@@ -49,7 +48,7 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
 
     from nip_ray.serving import chat_api, jobs_api
     from nip_ray.serving.jobs import JobStore
-    from nip_ray.serving.protocol import MAX_BODY, ApiError, Replays, bearer_is, multipart, page, read_body
+    from nip_ray.serving.protocol import MAX_BODY, ApiError, Replays, multipart, page, read_body
 
     folders, replays = settings.folders, Replays()
     shelf = Shelf(settings.max_batch_size)
@@ -75,7 +74,9 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
-        if settings.key_digest and not bearer_is(settings.key_digest, request.headers):
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        is_known = kind.lower() == "bearer" and sha256(token.encode()).hexdigest() == settings.key_digest
+        if settings.key_digest and not is_known:
             refused = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             return JSONResponse(refused.body(), refused.status)
         if not settings.key_digest:
@@ -97,14 +98,17 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
         key = request.headers.get("idempotency-key")
         return JSONResponse(await replays.once(key, body.model_dump(), lambda: chat_api.complete(shelf, folder, body)))
 
+    def about(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": 0, "owned_by": "local"}
+
     @app.get("/v1/models")
     async def models() -> Any:
-        return page([_model_object(name) for name in await asyncio.to_thread(folders.names)], None, "100")
+        return page([about(name) for name in await asyncio.to_thread(folders.names)], None, "100")
 
     @app.get("/v1/models/{name}")
     async def model(name: str) -> Any:
         await asyncio.to_thread(locate, name)
-        return _model_object(name)
+        return about(name)
 
     @app.post("/v1/files")
     async def upload(request: Request) -> Any:
@@ -152,28 +156,6 @@ def build_app(settings: ServerSettings, training: Any) -> Any:
     return app
 
 
-def _model_object(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "local"}
-
-
-def application(settings: ServerSettings, training: Any, num_cpus: float = 1, num_gpus: float = 0) -> Any:
-    """The Ray Serve application with one replica. Ray must be running. Raises UserError where the extra `serve` is missing."""
-    serve = _serve()
-
-    def build() -> Any:
-        import torch
-
-        from nip_ray.serving.compat import replica_on_loopback
-
-        torch.set_num_threads(settings.num_threads or max(1, int(num_cpus)))
-        replica_on_loopback()
-        return build_app(settings, training)
-
-    options = {"num_cpus": num_cpus, "num_gpus": num_gpus}
-    made = serve.deployment(name="models", num_replicas=1, max_ongoing_requests=1000, ray_actor_options=options)
-    return made(serve.ingress(build)()).bind()
-
-
 def free_port(host: str = "127.0.0.1") -> int:
     """A port on which nobody listens now."""
     with socket.socket() as probe:
@@ -184,19 +166,33 @@ def free_port(host: str = "127.0.0.1") -> int:
 def start_server(
     settings: ServerSettings, provider: LocalProvider, host: str = "127.0.0.1", port: int = 0, num_cpus: float = 1, num_gpus: float = 0
 ) -> tuple[str, Any]:
-    """Start training actor and server on the Ray that runs; returns (base URL, training actor). port 0: one that is free.
+    """Start training actor and server, of one replica, on the Ray that runs; returns (base URL, training actor). port 0: one that is free.
 
-    Raises UserError where the port is taken.
+    Raises UserError where the extra `serve` is missing.
     """
     from nip_ray.serving.host import start_training
 
-    serve = _serve()
-    chosen = port or free_port(host)
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise UserError(f"the server needs an extra ({error}): pip install 'nip_ray[serve]'") from None
+    settings = replace(settings, host=host, port=port or free_port(host))
     training = start_training(provider, settings.folders)
-    serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": chosen})
-    settings = replace(settings, host=host, port=chosen)
-    serve.run(application(settings, training, num_cpus, num_gpus), name=APP_NAME, route_prefix="/")
-    return f"http://{host}:{chosen}/v1", training
+    serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": settings.port})
+
+    def build() -> Any:
+        import torch
+
+        from nip_ray.serving.compat import replica_on_loopback
+
+        torch.set_num_threads(max(1, int(num_cpus)))
+        replica_on_loopback()
+        return build_app(settings, training)
+
+    options = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+    models = serve.deployment(name="models", num_replicas=1, max_ongoing_requests=1000, ray_actor_options=options)
+    serve.run(models(serve.ingress(build)()).bind(), name=APP_NAME, route_prefix="/")
+    return f"http://{host}:{settings.port}/v1", training
 
 
 def serve_model(
@@ -253,11 +249,3 @@ def server_settings(model_dir: Path | None, folder: Path, max_batch_size: int = 
     folders = ModelFolders(folder.resolve(), named=named, any_path=False)
     folders.locate(named[0][0] if named else DEFAULT)
     return ServerSettings(folders, max_batch_size, digest)
-
-
-def _serve() -> Any:
-    try:
-        from ray import serve
-    except ImportError as error:
-        raise UserError(f"the server needs an extra ({error}): pip install 'nip_ray[serve]'") from None
-    return serve

@@ -146,6 +146,7 @@ class ContinuousBatch:
 
     def _prefill(self) -> None:
         """Compute the prompts of the first who wait, as many as `PREFILL` and the slots allow, and draw the first token of each reply."""
+        # choose prompts, equal ones once, each with the slot that holds its longest beginning
         first, count, longest = len(self.rows), 0, 0
         alike: dict[tuple[int, ...], list[Row]] = {}
         sources: list[tuple[int, int]] = []
@@ -160,6 +161,7 @@ class ContinuousBatch:
                 longest, alike[key] = length, []
             alike[key].append(row)
             count += 1
+        # compute what is missing of each, in pieces
         self._slots.reserve(max(len(rows[0].request.prompt) + row.request.max_tokens for rows in alike.values() for row in rows))
         self._slots.bring(first, sources)
         parts = [list(prompt[shared:]) for prompt, (_, shared) in zip(alike, sources, strict=True)]
@@ -171,6 +173,7 @@ class ContinuousBatch:
         for _ in range(count):
             self.waiting.popleft()
         self.rows.extend(rows[0] for rows in alike.values())
+        # copy to further rows with an equal prompt, and draw
         further = [(first + index, row) for index, rows in enumerate(alike.values()) for row in rows[1:]]
         if further:
             self._slots.bring(len(self.rows), [(slot, len(row.request.prompt)) for slot, row in further])

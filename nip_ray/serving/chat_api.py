@@ -8,29 +8,25 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from nip_ray.errors import UserError
 from nip_ray.serving.generation import Generation, GenerationRequest, TooLong
 from nip_ray.serving.grammar import parts_of
-from nip_ray.serving.protocol import ApiError
+from nip_ray.serving.protocol import ApiError, Strict
 from nip_ray.serving.shelf import Shelf
 
-_STRICT = ConfigDict(extra="forbid")
 
-
-class TextPart(BaseModel):
+class TextPart(Strict):
     """A piece of a content that is given in pieces."""
 
-    model_config = _STRICT
     type: Literal["text"]
     text: str
 
 
-class MessageBody(BaseModel):
+class MessageBody(Strict):
     """A message of the chat."""
 
-    model_config = _STRICT
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
@@ -42,25 +38,22 @@ class MessageBody(BaseModel):
         return {**made, "name": self.name} if self.name else made
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Strict):
     """Options of a stream."""
 
-    model_config = _STRICT
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class TextFormat(BaseModel):
+class TextFormat(Strict):
     """Any text."""
 
-    model_config = _STRICT
     type: Literal["text"]
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(Strict):
     """A schema of the kind that `nip_ray.serving.grammar` has; it is always kept to, strict or not."""
 
-    model_config = _STRICT
     name: str
     description: str | None = None
     strict: bool | None = None
@@ -73,18 +66,16 @@ class NamedSchema(BaseModel):
         return schema
 
 
-class JsonFormat(BaseModel):
+class JsonFormat(Strict):
     """JSON by a schema."""
 
-    model_config = _STRICT
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
 
-class ChatBody(BaseModel):
+class ChatBody(Strict):
     """The request. The last group is accepted at its default only, the one before it has no influence."""
 
-    model_config = _STRICT
     model: str
     messages: list[MessageBody] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)

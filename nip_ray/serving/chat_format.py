@@ -7,8 +7,6 @@ Decisions that matter here:
 - a chat is shaped as the template needs it (`nip_ray.play.dialogue`): the first shape of which it shows every word, before a reply and with
   it, and to which a reply only adds (some move the system prompt, or leave it out, by what comes last). One that accepts chats as
   they are gets them so;
-- the marks of reasoning stay in a reply's text, also where they are special tokens, and one that the template puts at the end of the
-  prompt stands at the beginning of the reply;
 - most templates put one message after the other. Where this one does (trial chats tell), and its marks are tokens of their own, so that
   no token reaches over the end of a message, a message is rendered once and its tokens are kept;
 - a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the question is) and the
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.learning.token_rows import common_beginning
 from nip_ray.play.dialogue import MARK, OPENED, SHAPES, Chat, Shape, shape_chat
 from nip_ray.progress import say
 from nip_ray.serving.extras import local_llm
@@ -57,11 +56,10 @@ class ChatFormat:
             )
         self.tokenizer, self.context = tokenizer, context
         self.prompts_cut = 0
-        """How many chats have lost their middle in `prompt_before` or `cut_aloud`."""
+        """Chats that have lost their middle in `prompt_before` or `cut_aloud`."""
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
         self._beginnings: dict[int, list[int]] = {0: []}
-        self.replies: dict[str, list[int]] = {}
-        """Reply -> its tokens, where `joins`: those that were asked for last (`nip_ray.serving.training_data.completion_tokens`)."""
+        self._replies: dict[str, list[int]] = {}  # where `joins`, of those that were asked for last
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses the chat."""
@@ -81,13 +79,28 @@ class ChatFormat:
         *before, last = (dict(message) for message in messages)
         return self._render([*(before if self._shape is None else shape_chat(before, self._shape)), last], False)
 
-    def keep_reply(self, said: str, tokens: list[int]) -> None:
-        """Put into `replies`."""
-        if len(self.replies) >= _MOST_RENDERED:
-            self.replies.clear()
-        self.replies[said] = list(tokens)
+    def reply(self, messages: Sequence[Mapping[str, Any]], said: str) -> list[int]:
+        """The tokens by which a model would say `said` after a chat, with the one that ends it. Half the context is the most."""
+        alike = self.joins and not any(MARK.search(message["content"] or "") for message in messages)  # after any such chat
+        if alike and said in self._replies:
+            return list(self._replies[said])
+        prompt = self.prompt(messages)
+        whole = self.completed([*messages, {"role": "assistant", "content": said}])
+        made = [*self.closing, *self.up_to_end(whole[common_beginning(prompt, whole) :])][: self.context // 2]
+        if alike:
+            if len(self._replies) >= _MOST_RENDERED:
+                self._replies.clear()
+            self._replies[said] = list(made)
+        return made
 
-    def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int) -> list[int]:
+    def up_to_end(self, tokens: list[int]) -> list[int]:
+        """`tokens` up to the first that ends a reply; one is added where the template has none."""
+        for index, token in enumerate(tokens):
+            if token in self.ends:
+                return tokens[: index + 1]
+        return [*tokens, *sorted(self.ends)[:1]]
+
+    def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int = 0) -> list[int]:
         """`prompt`, without its middle where that would leave no room in the context for a reply of so many tokens."""
         tokens, room = self.prompt(messages), self.context - reply_tokens
         self.prompts_cut += len(tokens) > room
@@ -111,12 +124,12 @@ class ChatFormat:
         return tokens[:head] + tokens[len(tokens) - (room - head) :]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What a reply of these tokens says, special tokens left out, but for marks of reasoning."""
+        """Text of a reply of these tokens, special tokens left out, but for marks of reasoning. See `opened` for one at its beginning."""
         return self.tokenizer.decode([token for token in tokens if token not in self._hidden], skip_special_tokens=False)
 
     @cached_property
     def pieces(self) -> list[str]:
-        """What each token adds to a text, by number. "" for those that are never part of one, for marks of reasoning, and for parts of a
+        """The text that each token adds, by number. "" for those that are never part of one, for marks of reasoning, and for parts of a
         character's bytes, of which nobody can tell what they will be.
         """
         before = self.tokenizer.encode("x", add_special_tokens=False)  # some tokenizers drop a space at the beginning of a text
@@ -196,8 +209,9 @@ class ChatFormat:
         return tokens
 
     def _piece(self, message: Mapping[str, Any] | None, first: bool) -> list[int] | None:
-        """What a message adds to a chat, as its first or later; without a message, what announces a reply. None where that cannot be told:
-        templates show reasoning by what comes after it.
+        """The tokens that a message adds to a chat, as its first or later; without a message, those that announce a reply.
+
+        None where they cannot be told: templates show reasoning by what comes after it.
         """
         if message and MARK.search(message.get("content") or ""):
             return None

@@ -1,4 +1,4 @@
-"""What we use of TRL and Ray Serve that is not public: here alone, each name with the version in which it was read."""
+"""Names of TRL and Ray Serve that are not public: here alone, each with the version in which it was read."""
 
 from typing import Any
 

@@ -6,15 +6,13 @@ Decisions that matter here:
 - weights are drawn with a standard deviation of about 1/sqrt(width). The usual 0.02 would bound a logit by 2.6 where the embedding is
   frozen, and low-rank adapters could then never make a token likely; with 0.08 the bound is 10;
 - the tokenizer is a byte-level BPE whose 256 first tokens are the bytes: every text, also one that is no valid UTF-8 once cut, can be
-  written. Its merges were learned once from text of this package (`python -m nip_ray.serving.default_model`) and are shipped;
+  written. Its merges were learned once from text of this package (`scripts/learn_vocabulary.py`) and are shipped;
 - roles and the names of speakers are marked by special tokens, so that content cannot be mistaken for them.
 """
 
-import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,36 +35,24 @@ CHAT_TEMPLATE = (
 
 def default_tokenizer() -> Any:
     """The tokenizer of the default model, as a transformers tokenizer with a chat template."""
-    transformers = local_llm("transformers")
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(VOCABULARY),
-        pad_token="<|pad|>",
-        eos_token="<|end|>",
-        model_max_length=CONTEXT,
-        clean_up_tokenization_spaces=False,
-    )
+    return chat_tokenizer(CHAT_TEMPLATE, CONTEXT, tokenizer_file=str(VOCABULARY))
+
+
+def chat_tokenizer(template: str, context: int, **given: Any) -> Any:
+    """A transformers tokenizer with this chat template and the special tokens `SPECIAL`. given: of its constructor."""
+    ends = {"pad_token": "<|pad|>", "eos_token": "<|end|>"}
+    kind = local_llm("transformers").PreTrainedTokenizerFast
+    made = kind(**given, **ends, model_max_length=context, clean_up_tokenization_spaces=False)
     made.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
-    made.chat_template = CHAT_TEMPLATE
+    made.chat_template = template
     return made
 
 
-def default_model(seed: int, vocabulary_size: int) -> Any:
-    """The untrained network. Its weights depend on `seed` alone; no global generator is left changed."""
-    return untrained_llama(
-        stable_seed(seed, "default language model"),
-        vocab_size=vocabulary_size,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.08,
-    )
-
-
 def untrained_llama(seed: int, **sizes: Any) -> Any:
-    """A Llama whose output layer is its embedding, with weights drawn from `seed`. sizes: of `transformers.LlamaConfig`."""
+    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; no global generator is left changed.
+
+    sizes: of `transformers.LlamaConfig`.
+    """
     transformers = local_llm("transformers")
     config = transformers.LlamaConfig(
         tie_word_embeddings=True,
@@ -84,7 +70,17 @@ def save_default_model(folder: Path, seed: int = 0) -> Path:
 
     def make() -> tuple[Any, Any]:
         tokenizer = default_tokenizer()
-        return tokenizer, default_model(seed, len(tokenizer))
+        return tokenizer, untrained_llama(
+            stable_seed(seed, "default language model"),
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.08,
+        )
 
     return save_once(folder, make)
 
@@ -104,39 +100,3 @@ def save_once(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
     tokenizer.save_pretrained(aside)
     put_in_place(aside, folder)
     return folder
-
-
-SIZE = 2048
-
-
-def learn_vocabulary(texts: Iterable[str], size: int = SIZE) -> str:
-    """The `tokenizer.json` of a byte-level BPE with `size` tokens, learned from `texts`."""
-    tokenizers = local_llm("tokenizers")
-    parts = tokenizers.pre_tokenizers
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = parts.Sequence([parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)])
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=sorted(parts.ByteLevel.alphabet()), show_progress=False
-    )
-    made.train_from_iterator(texts, trainer)
-    return made.to_str(pretty=False)
-
-
-def texts_of(path: Path) -> list[str]:
-    """The texts in a file: questions and solutions of a .jsonl file, else all of it."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".jsonl":
-        return [text]
-    rows = [json.loads(line) for line in text.split("\n") if line]
-    return [row[column] for row in rows for column in ("question", "solution")]
-
-
-def main(paths: list[str]) -> None:
-    """Rewrite the shipped vocabulary from the files named."""
-    texts = (text for path in paths for text in texts_of(Path(path)))
-    VOCABULARY.write_text(learn_vocabulary(texts) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import TrainingError
-from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
+from nip_ray.serving.fine_tuning_job import Cancelled, OnStep, Recipe, ShouldStop, Trained
 
 RESULT = "trained.json"
 
@@ -29,27 +29,28 @@ def train_on_workers(
     on_step: OnStep,
     should_stop: ShouldStop,
 ) -> Trained:
-    """Run `train` on `recipe.num_workers` workers (a GPU each where the cluster has one for each); the model is at `aside/model`."""
+    """Run `train` on the recipe's `num_training_workers` (a GPU each where the cluster has one for each); the model is at `aside/model`."""
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
+    workers = recipe.provider.num_training_workers
     (aside / "data.jsonl").write_bytes(data)
     config = {
         "base_dir": str(base_dir.resolve()),
         "aside": str(aside.resolve()),
         "checkpoints": None if checkpoints is None else str(checkpoints.resolve()),
-        "recipe": asdict(recipe),
+        "recipe": recipe,
         "train": train,
         "callbacks": (on_step, should_stop),
     }
-    gpus = ray.cluster_resources().get("GPU", 0) >= recipe.num_workers
-    scaling = ScalingConfig(num_workers=recipe.num_workers, use_gpu=gpus)
+    gpus = ray.cluster_resources().get("GPU", 0) >= workers
+    scaling = ScalingConfig(num_workers=workers, use_gpu=gpus)
     run = RunConfig(name="fine-tune", storage_path=str(aside.resolve() / "ray"))
     try:
         TorchTrainer(_worker, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
     except Exception as error:
-        raise TrainingError(f"fine-tuning by {recipe.num_workers} workers broke off: {type(error).__name__}: {error}") from None
+        raise TrainingError(f"fine-tuning by {workers} workers broke off: {type(error).__name__}: {error}") from None
     result = json.loads((aside / RESULT).read_text())
     if result is None:
         raise Cancelled
@@ -64,9 +65,7 @@ def _worker(config: dict[str, Any]) -> None:
     checkpoints = None if config["checkpoints"] is None else Path(config["checkpoints"])
     data = (aside / "data.jsonl").read_bytes()
     try:
-        trained = config["train"](
-            Path(config["base_dir"]), data, aside / "model", Recipe(**config["recipe"]), checkpoints, *on_step_and_stop
-        )
+        trained = config["train"](Path(config["base_dir"]), data, aside / "model", config["recipe"], checkpoints, *on_step_and_stop)
         result = asdict(trained)
     except Cancelled:
         result = None

@@ -24,9 +24,8 @@ from nip_ray.serving.chat_format import ChatFormat, load_format
 from nip_ray.serving.compat import preference_trainer
 from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
-from nip_ray.serving.fine_tuning_job import FineTuneSpec
+from nip_ray.serving.fine_tuning_job import Cancelled, FineTuneSpec, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.model_folder import context_of, load_model, lora_config, name_base, save_model
-from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place
@@ -45,16 +44,7 @@ def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
         learning_rate=rate,
         beta=spec.beta or 0.1,
         nll_coefficient=spec.nll_coefficient,
-        adaptation=provider.method,
-        lora_rank=provider.lora_rank,
-        num_workers=provider.num_training_workers,
-        accumulation=provider.gradient_accumulation_steps,
-        max_length=provider.max_length,
-        checkpointing=provider.gradient_checkpointing,
-        dtype=provider.dtype,
-        optimizer=provider.optimizer,
-        quantize_base=provider.quantize_base,
-        save_merged=provider.save_merged,
+        provider=provider,
     )
 
 
@@ -74,18 +64,19 @@ def fine_tune(
     Raises UserError for data or a base that cannot be used, Cancelled when `should_stop` says so, TrainingError when it breaks off.
     """
     parse_examples(data, recipe.method)
-    if recipe.batch_size % (recipe.num_workers * recipe.accumulation):
-        parts = f"{recipe.num_workers} workers x {recipe.accumulation} parts"
+    how = recipe.provider
+    if recipe.batch_size % (how.num_training_workers * how.gradient_accumulation_steps):
+        parts = f"{how.num_training_workers} workers x {how.gradient_accumulation_steps} parts"
         raise UserError(f"batch_size: {recipe.batch_size} examples cannot be shared out evenly over {parts}; change one of them")
-    check_quantized(recipe.quantize_base or recipe.optimizer == "adamw_8bit")
+    check_quantized(how.quantize_base or how.optimizer == "adamw_8bit")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent))
     try:
-        if recipe.num_workers > 1:
+        if how.num_training_workers > 1:
             trained = train_on_workers(train, base_dir, data, aside, recipe, checkpoints, on_step, should_stop)
         else:
             trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
-        if recipe.adaptation == "lora" and not recipe.save_merged:
+        if how.method == "lora" and not how.save_merged:
             name_base(aside / "model", out_dir, base_dir)
         shutil.rmtree(out_dir, ignore_errors=True)
         put_in_place(aside / "model", out_dir)
@@ -97,14 +88,14 @@ def fine_tune(
 def train(
     base_dir: Path, data: bytes, target: Path, recipe: Recipe, checkpoints: Path | None, on_step: OnStep, should_stop: ShouldStop
 ) -> Trained:
-    """What one process, or each of several workers, does: train, and (the first worker) write the model to `target`."""
-    transformers = local_llm("transformers")
+    """Train, in one process or as one of several workers, and (the first worker) write the model to `target`."""
+    transformers, how = local_llm("transformers"), recipe.provider
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
-    dtype = recipe.dtype  # of the weights that are loaded; adapters themselves are in single precision
+    dtype = how.dtype  # of the weights that are loaded; adapters themselves are in single precision
     if dtype == "auto":
-        dtype = "bfloat16" if recipe.adaptation == "lora" and _has_gpu() else "float32"
+        dtype = "bfloat16" if how.method == "lora" and _has_gpu() else "float32"
     model = load_model(base_dir, dtype, **_quantization(recipe))
-    chat = load_format(base_dir, context_of(model, recipe.max_length))
+    chat = load_format(base_dir, context_of(model, how.max_length))
     watch = _watcher(on_step, should_stop)
     kept = target.with_name("trainer") if checkpoints is None else checkpoints
     trainer = _trainer(model, chat, data, recipe, kept, watch)
@@ -117,7 +108,7 @@ def train(
     if trainer.is_world_process_zero():
         for form in kept.rglob("README.md"):  # forms for a hub, with this machine's paths in them
             form.unlink()
-        save_model(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, recipe.save_merged)
+        save_model(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, how.save_merged)
     return Trained(trainer.state.global_step, watch.tokens(trainer) * recipe.num_epochs, watch.loss)
 
 
@@ -125,7 +116,7 @@ def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: 
     """TRL's trainer for the recipe, over tokens that we made."""
     datasets, trl = local_llm("datasets"), local_llm("trl")
     examples = parse_examples(data, recipe.method)
-    adapters = None if recipe.adaptation == "full" else lora_config(recipe.lora_rank)
+    adapters = None if recipe.provider.method == "full" else lora_config(recipe.provider.lora_rank)
     common = {"model": model, "processing_class": chat.tokenizer, "callbacks": [watch], "peft_config": adapters}
     if recipe.method == "supervised":
         rows = datasets.Dataset.from_list(supervised_rows(examples, chat))
@@ -137,14 +128,14 @@ def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: 
 
 
 def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    gpu, options = _has_gpu(), local_llm("transformers").TrainingArguments.__dataclass_fields__
+    how, gpu, options = recipe.provider, _has_gpu(), local_llm("transformers").TrainingArguments.__dataclass_fields__
     newer = "activation_checkpointing"  # versions of transformers differ, and those that have it warn of the older name
     return {
         "output_dir": str(folder),
         "num_train_epochs": recipe.num_epochs,
-        "per_device_train_batch_size": recipe.batch_size // (recipe.num_workers * recipe.accumulation),
-        "gradient_accumulation_steps": recipe.accumulation,
-        "optim": "adamw_bnb_8bit" if recipe.optimizer == "adamw_8bit" else "adamw_torch",
+        "per_device_train_batch_size": recipe.batch_size // (how.num_training_workers * how.gradient_accumulation_steps),
+        "gradient_accumulation_steps": how.gradient_accumulation_steps,
+        "optim": "adamw_bnb_8bit" if how.optimizer == "adamw_8bit" else "adamw_torch",
         "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": "linear",
         "max_length": None,
@@ -157,14 +148,14 @@ def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "use_cpu": not gpu,
         "bf16": gpu,
-        newer if newer in options else "gradient_checkpointing": gpu if recipe.checkpointing is None else recipe.checkpointing,
+        newer if newer in options else "gradient_checkpointing": gpu if how.gradient_checkpointing is None else how.gradient_checkpointing,
         "dataloader_pin_memory": gpu,
     }
 
 
 def _quantization(recipe: Recipe) -> dict[str, Any]:
     """Four bits a weight (NF4, its constants quantized too: Dettmers et al., 2023)."""
-    if not recipe.quantize_base:
+    if not recipe.provider.quantize_base:
         return {}
     kind = local_llm("transformers").BitsAndBytesConfig
     how = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}

@@ -1,4 +1,4 @@
-"""What is asked of a model that generates, and what it answers: the same for every engine."""
+"""Requests to a model that generates, and its replies: the same for every engine."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

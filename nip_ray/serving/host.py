@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from nip_ray.cluster.liveness import watchable
@@ -79,21 +80,20 @@ def _actor(kind: type, settings: LocalProvider, concurrency: int, *arguments: An
     return watchable(kind).options(**options, max_restarts=-1, max_task_retries=-1).remote(*arguments)
 
 
-def _use_threads(settings: LocalProvider) -> None:
-    import torch
-
-    torch.set_num_threads(settings.threads)
-
-
 class ChatHost:
     """Answers, for any model of the folder. An actor on an event loop."""
 
     def __init__(self, folders: ModelFolders, settings: LocalProvider) -> None:
         """See `start_host`."""
-        _use_threads(settings)
+        torch.set_num_threads(settings.threads)
         self._folders = folders
         self._shelf = Shelf(settings.max_batch_size)
-        threading.Thread(target=_load_libraries, name="loading", daemon=True).start()  # while the other actor starts
+
+        def load() -> None:  # what the first reply needs takes seconds to import: while the other actor starts
+            transformers = local_llm("transformers")
+            _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
+
+        threading.Thread(target=load, name="loading", daemon=True).start()
 
     async def ready(self) -> None:
         """Returns once the actor stands."""
@@ -104,18 +104,12 @@ class ChatHost:
         return await self._shelf.generate(self._folders.locate(model), messages, request, "cut")
 
 
-def _load_libraries() -> None:
-    """What the first reply needs takes seconds to import."""
-    transformers = local_llm("transformers")
-    _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
-
-
 class TrainingHost:
     """Works at the jobs of the folder, one after the other. An actor with threads."""
 
     def __init__(self, folders: ModelFolders, settings: LocalProvider) -> None:
         """Continues with every job that is not over."""
-        _use_threads(settings)
+        torch.set_num_threads(settings.threads)
         self._folders, self._settings = folders, settings
         self.store = JobStore(folders.folder)
         self._lock = threading.Lock()

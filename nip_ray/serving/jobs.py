@@ -58,7 +58,7 @@ class StoredJob:
     upload_id: str | None = None
 
     def brief(self) -> FineTuneJob:
-        """What the interface of fine-tuning tells."""
+        """The job as the interface of fine-tuning has it."""
         return FineTuneJob(self.id, self.spec.key, self.status, self.model, self.trained_tokens, self.error)
 
 
@@ -184,7 +184,7 @@ def job_id_of(key: str) -> str:
 
 
 def model_name_of(spec: FineTuneSpec) -> str:
-    """What the model of a job is called: SUFFIX-KEY, the key cut to 12 characters (of its hash, where it is short or has signs)."""
+    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (of its hash, where it is short or has signs)."""
     key = spec.key if re.fullmatch(r"[A-Za-z0-9]{12,}", spec.key) else hashlib.sha256(spec.key.encode()).hexdigest()
     return f"{spec.suffix or 'tuned'}-{key[:12]}"
 

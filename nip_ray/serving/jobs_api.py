@@ -13,54 +13,49 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from ray.exceptions import RayError
 
 from nip_ray.errors import UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.jobs import JobStore, StoredJob
-from nip_ray.serving.protocol import ApiError, page
+from nip_ray.serving.protocol import ApiError, Strict, page
 from nip_ray.serving.training_data import parse_examples
 from nip_ray.storage.files import write_atomically
 
-_STRICT = ConfigDict(extra="forbid")
 _STATUS = {"pending": "queued"}
 _AUTO = BeforeValidator(lambda given: None if given == "auto" else given)
 Count = Annotated[int | None, _AUTO, Field(ge=1)]
 Positive = Annotated[float | None, _AUTO, Field(gt=0)]
 
 
-class Hyperparameters(BaseModel):
+class Hyperparameters(Strict):
     """Of either method; `auto` is as good as nothing."""
 
-    model_config = _STRICT
     n_epochs: Count = None
     batch_size: Count = None
     learning_rate_multiplier: Positive = None
     beta: Positive = None
 
 
-class MethodOptions(BaseModel):
+class MethodOptions(Strict):
     """Of either method."""
 
-    model_config = _STRICT
     hyperparameters: Hyperparameters | None = None
 
 
-class MethodBody(BaseModel):
-    """How to learn."""
+class MethodBody(Strict):
+    """The method of learning."""
 
-    model_config = _STRICT
     type: Method
     supervised: MethodOptions | None = None
     dpo: MethodOptions | None = None
 
 
-class JobBody(BaseModel):
+class JobBody(Strict):
     """The request for a job."""
 
-    model_config = _STRICT
     model: str
     training_file: str
     method: MethodBody | None = None
@@ -119,7 +114,7 @@ class Uploads:
         return json.loads((self._folder / f"{file_id}.json").read_bytes())
 
     def content(self, file_id: str) -> bytes:
-        """What was uploaded. Raises ApiError 404."""
+        """The uploaded bytes. Raises ApiError 404."""
         self.get(file_id)
         return (self._folder / f"{file_id}.data").read_bytes()
 

@@ -3,7 +3,7 @@
 Decisions that matter here:
 - every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so.
   The first gives away weights and state;
-- a placement group has them on as few nodes as it can, or on as many. In a trial of a sweep they are in the trial's own;
+- a placement group has them on as few nodes as it can. In a trial of a sweep they are in the trial's own;
 - who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a model in the
   driver's process, which samples by the weights that it last took while the actors learn;
 - when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that failed.
@@ -53,7 +53,7 @@ class PolicyLearner:
         self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What this method of its `PolicyModel` gives."""
+        """Call this method of its `PolicyModel`."""
         return getattr(self._model, method)(*arguments)
 
 
@@ -74,26 +74,20 @@ class LearnerGroup:
         """Start them, and wait until they stand. device: of the model that samples. hang_timeout_s: without a sign of life, after which one
         counts as lost. Raises UserError for a model that cannot be used.
         """
-        self._sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
-        self.prompt_tokens, self.reply_tokens = self._sampler.prompt_tokens, self._sampler.reply_tokens
-        self.sample, self.forget, self.logprobs = self._sampler.sample, self._sampler.forget, self._sampler.logprobs
-        self.take, self.steps = self._sampler.take, 0
+        sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
+        self.chat, self.sample, self.forget = sampler.chat, sampler.sample, sampler.forget
+        self.logprobs, self.take, self.steps = sampler.logprobs, sampler.take, 0
         self._placed = None
         options: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
         bundle = {name: amount for name, amount in (("CPU", settings.num_cpus), ("GPU", settings.num_gpus)) if amount}
         if bundle and get_current_placement_group() is None:
-            self._placed = placement_group([bundle] * rule.num_learners, rule.learner_placement.upper())
+            self._placed = placement_group([bundle] * rule.num_learners, "PACK")
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._placed)
         kind: Any = watchable(PolicyLearner).options(**options)
         self._actors = [kind.remote(rank, rule.num_learners) for rank in range(rule.num_learners)]
         self._watch = ActorWatch({f"learner {rank}": actor for rank, actor in enumerate(self._actors)}, hang_timeout_s)
         address = self._results([self._actors[0].address.remote()])
         self._results([actor.begin.remote(address, folder.resolve(), settings, seed) for actor in self._actors])
-
-    @property
-    def prompts_cut(self) -> int:
-        """See `Policy.prompts_cut`; the model that samples makes the prompts."""
-        return self._sampler.prompts_cut
 
     def keep_start(self, folder: Path) -> None:
         """Load the model in `folder`, to which KL divergences are."""
@@ -143,7 +137,7 @@ class LearnerGroup:
         return self._results([actor.call.remote(method, *arguments) for actor in self._actors])
 
     def _results(self, calls: list[Any]) -> Any:
-        """What the first gives back, once all are done. Raises, and ends all, as soon as one fails."""
+        """The first one's result, once all are done. Raises, and ends all, as soon as one fails."""
         waiting = calls
         try:
             while waiting:

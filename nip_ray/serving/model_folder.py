@@ -77,10 +77,10 @@ def name_base(written: Path, home: Path, base: Path) -> None:
 
 
 def lora_config(rank: int) -> Any:
-    """How PEFT makes our adapters."""
+    """PEFT's settings of our adapters."""
     return local_llm("peft").LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def first_line(error: Exception) -> str:
-    """What an error of a library says, without its further lines."""
+    """The first line of a library's error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

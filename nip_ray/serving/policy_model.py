@@ -39,14 +39,12 @@ from nip_ray.learning.token_losses import (
     token_weights,
 )
 from nip_ray.learning.token_rows import Part, Turn, parts_of, shares
-from nip_ray.play.dialogue import Chat
 from nip_ray.seeding import seeded, stable_seed
 from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, lora_config, name_base, save_model
-from nip_ray.serving.training_data import completion_tokens
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place
@@ -86,19 +84,6 @@ class PolicyModel:
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None
 
     # ------------------------------------------------------------------------------------------------------- sampling
-
-    @property
-    def prompts_cut(self) -> int:
-        """See `Policy.prompts_cut`."""
-        return self.chat.prompts_cut
-
-    def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
-        """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
-        return self.chat.prompt_before(chat, reply_tokens)
-
-    def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
-        """The tokens by which it would say `reply` after a chat, with the one that ends it."""
-        return completion_tokens(chat, reply, self.chat)
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does, and UserError where memory runs out."""
@@ -201,7 +186,7 @@ class PolicyModel:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def weights(self) -> dict[str, Tensor]:
-        """What is learned, by name (copies, on the CPU): all weights or the adapters."""
+        """The weights that learn, by name (copies, on the CPU): all weights or the adapters."""
         return _copies(self._learned)
 
     @torch.no_grad()
@@ -214,7 +199,7 @@ class PolicyModel:
         self._batch.forget()
 
     def state(self) -> dict[str, Any]:
-        """What was learned, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and plain values."""
+        """The weights that learn, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and plain values."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state

@@ -1,4 +1,4 @@
-"""What the server shares of the OpenAI protocol: its errors, the check of a request's body, pages of lists, multipart forms.
+"""Common parts of the OpenAI protocol for the server: its errors, the check of a request's body, pages of lists, multipart forms.
 
 Decisions that matter here: what is not supported is refused, by a 400 that names it, unless it is at its default or without influence on
 the reply. Bodies are checked here and not by FastAPI, whose own errors have another form and another status.
@@ -8,11 +8,11 @@ import asyncio
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 Body = TypeVar("Body", bound=BaseModel)
 MAX_BODY = 512 << 20
@@ -21,6 +21,12 @@ _NAME = re.compile(rb'[; ]name="([^"]*)"')
 _FILENAME = re.compile(rb'[; ]filename="([^"]*)"')
 _BOUNDARY = re.compile(r'boundary="?([^";]+)"?')
 _REPLAYS = 4096
+
+
+class Strict(BaseModel):
+    """A part of a body, without members that are not known."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 class ApiError(Exception):
@@ -89,7 +95,7 @@ class Replays:
         self._tasks: OrderedDict[str, tuple[str, asyncio.Task[Any]]] = OrderedDict()
 
     async def once(self, key: str | None, request: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-        """What `work` gives; for a key seen before, what it gave then. Raises ApiError for a key that belongs to another request."""
+        """The result of `work`; for a key seen before, the earlier result. Raises ApiError for a key that belongs to another request."""
         if key is None:
             return await work()
         digest = sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
@@ -97,7 +103,7 @@ class Replays:
         if known is not None and known[0] != digest:
             raise ApiError(400, "this Idempotency-Key was used for another request", code="idempotency_error")
         if known is None:
-            known = (digest, asyncio.ensure_future(_run(work)))
+            known = (digest, asyncio.ensure_future(work()))
             known[1].add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may go away
             self._tasks[key] = known
             while len(self._tasks) > _REPLAYS:
@@ -108,13 +114,3 @@ class Replays:
         except Exception:
             self._tasks.pop(key, None)  # errors are not kept: the next attempt is a new one
             raise
-
-
-async def _run(work: Callable[[], Awaitable[Any]]) -> Any:
-    return await work()
-
-
-def bearer_is(digest: str, headers: Mapping[str, str]) -> bool:
-    """True if the request has the bearer token with this SHA-256 sum."""
-    kind, _, token = headers.get("authorization", "").partition(" ")
-    return kind.lower() == "bearer" and sha256(token.encode()).hexdigest() == digest

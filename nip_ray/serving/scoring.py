@@ -1,4 +1,4 @@
-"""How likely a model finds a reply: what tests of learning, and judges of a model, measure."""
+"""Log-likelihoods of replies under a model, to measure what was learned."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,6 @@ import torch
 
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.model_folder import context_of, load_model
-from nip_ray.serving.training_data import completion_tokens
 
 
 class Scorer:
@@ -21,12 +20,7 @@ class Scorer:
     @torch.inference_mode()
     def logprob(self, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
         """The natural logarithm of the probability that the model says exactly `completion` after `messages`, and ends."""
-        said = completion_tokens(messages, completion, self.chat)
+        said = self.chat.reply(messages, completion)
         prompt = self.chat.cut_aloud(self.chat.prompt(messages), self.chat.context - len(said))
         logits_TV = self.model(torch.tensor([prompt + said]), logits_to_keep=len(said) + 1).logits[0, :-1]
         return float(logits_TV.float().log_softmax(-1).gather(1, torch.tensor(said)[:, None]).double().sum())
-
-
-def completion_logprob(model_dir: Path, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
-    """`Scorer.logprob` for one reply; to score many, make one `Scorer`."""
-    return Scorer(model_dir).logprob(messages, completion)

@@ -157,7 +157,7 @@ def _cache_class() -> type:
     cache_utils = local_llm("transformers.cache_utils")
 
     class SlotCache(cache_utils.Cache):
-        """What a model sees of `Slots`."""
+        """A model's view of `Slots`."""
 
         def __init__(self, slots: Slots) -> None:
             super().__init__(layers=[])

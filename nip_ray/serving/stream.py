@@ -17,7 +17,7 @@ class TextStream:
         self._decode, self._stop = decode, stop
 
     def advance(self, tokens: Sequence[int], final: bool = False) -> str:
-        """What can be told now that the reply has these tokens, beyond what was told before. final: none will follow."""
+        """The new text that can be passed on now that the reply has these tokens. final: none will follow."""
         whole = self._decode(tokens)
         found = [at for text in self._stop if (at := whole.find(text)) >= 0]
         if found:

@@ -13,13 +13,12 @@ Decisions that matter here:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.learning.token_rows import common_beginning
-from nip_ray.play.dialogue import MARK
 from nip_ray.progress import say
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import Method
@@ -78,7 +77,7 @@ def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
     rows, num_cut = [], 0
     for example in examples:
         prompt = chat.prompt(example.messages)
-        chosen, rejected = (completion_tokens(example.messages, said, chat) for said in (example.preferred, example.rejected))
+        chosen, rejected = (chat.reply(example.messages, said) for said in (example.preferred, example.rejected))
         if chosen == rejected:
             continue
         room = chat.context - max(len(chosen), len(rejected))
@@ -98,29 +97,16 @@ def _warn_of_cut(num_cut: int, count: int, chat: ChatFormat) -> None:
         say(f"warning: {num_cut} of {count} examples are longer than the context of {chat.context} tokens and lose their middle")
 
 
-def completion_tokens(messages: Sequence[Mapping[str, Any]], said: str, chat: ChatFormat) -> list[int]:
-    """The tokens by which a model would say `said` after `messages`, with the one that ends it. Half the context is the most."""
-    alike = chat.joins and not any(MARK.search(message["content"] or "") for message in messages)  # after any such chat
-    if alike and (kept := chat.replies.get(said)) is not None:
-        return list(kept)
-    prompt = chat.prompt(messages)
-    whole = chat.completed([*messages, {"role": "assistant", "content": said}])
-    made = [*chat.closing, *_up_to_end(whole[common_beginning(prompt, whole) :], chat)][: chat.context // 2]
-    if alike:
-        chat.keep_reply(said, made)
-    return made
-
-
 def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list[int], list[bool]]:
     """All tokens of a chat, up to the end of its last learned message, and which of them are learned."""
     own = [i for i, message in enumerate(messages) if message["role"] == "assistant" and message.get("weight", 1) != 0]
     before = messages[: own[-1]]
     if chat.opened:
-        prompt, said = chat.prompt(before), completion_tokens(before, messages[own[-1]]["content"], chat)
+        prompt, said = chat.prompt(before), chat.reply(before, messages[own[-1]]["content"])
         return [*prompt, *said], [False] * len(prompt) + [True] * len(said)
     ids = chat.completed(messages[: own[-1] + 1])
     starts = [common_beginning(chat.prompt(messages[:index]), ids) for index in own]
-    ids = [*ids[: starts[-1]], *_up_to_end(ids[starts[-1] :], chat)]
+    ids = [*ids[: starts[-1]], *chat.up_to_end(ids[starts[-1] :])]
     learned = [False] * len(ids)
     for index, start, following in zip(own, starts, [*starts[1:], len(ids)]):
         end = next((at + 1 for at in range(start, following) if ids[at] in chat.ends), None)
@@ -128,14 +114,6 @@ def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list
             end = common_beginning(chat.completed(messages[: index + 1]), ids[:following])
         learned[start:end] = [True] * (end - start)
     return ids, learned
-
-
-def _up_to_end(tokens: list[int], chat: ChatFormat) -> list[int]:
-    """`tokens` up to the first that ends a reply; one is added where the template has none."""
-    for index, token in enumerate(tokens):
-        if token in chat.ends:
-            return tokens[: index + 1]
-    return [*tokens, *sorted(chat.ends)[:1]]
 
 
 def _example(line: Any, method: Method) -> Example:

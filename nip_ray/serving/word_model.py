@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.seeding import stable_seed
-from nip_ray.serving.default_model import SPECIAL, save_once, untrained_llama
+from nip_ray.serving.default_model import SPECIAL, chat_tokenizer, save_once, untrained_llama
 from nip_ray.serving.extras import local_llm
 from nip_ray.settings.providers import WordModelSettings
 
@@ -27,21 +27,11 @@ CHAT_TEMPLATE = (
 
 def word_tokenizer(words: Sequence[str], context: int) -> Any:
     """A transformers tokenizer with a token for each of `words`, after the special ones."""
-    transformers, tokenizers = local_llm("transformers"), local_llm("tokenizers")
+    tokenizers = local_llm("tokenizers")
     numbers = {word: number for number, word in enumerate((*SPECIAL, UNKNOWN, *words))}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token=UNKNOWN))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        pad_token="<|pad|>",
-        eos_token="<|end|>",
-        unk_token=UNKNOWN,
-        model_max_length=context,
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return chat_tokenizer(CHAT_TEMPLATE, context, tokenizer_object=made, unk_token=UNKNOWN)
 
 
 def save_word_model(folder: Path, words: Sequence[str], settings: WordModelSettings, seed: int = 0) -> Path:

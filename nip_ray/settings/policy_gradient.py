@@ -83,9 +83,6 @@ class TokenTrainingSettings:
         0, "Ray actors with all models that play dialogues, each its share of an iteration's (0: the main process plays).", ge=0
     )
     num_learners: int = option(0, "Ray actors that learn each model together (0: the main process learns).", ge=0)
-    learner_placement: Literal["pack", "spread"] = option(
-        "pack", "How Ray places a model's learners: on as few nodes as it can, or on as many (spread)."
-    )
     max_staleness: int = option(
         0, "Iterations of learning that the weights that play may lag behind: 1 plays the next dialogues while models learn.", ge=0, le=1
     )

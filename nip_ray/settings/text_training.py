@@ -168,8 +168,7 @@ class TalkSettings:
     max_in_flight: int = option(64, "Calls waiting for an answer at once, over all talkers.", ge=1)
     max_invalid_share: float = option(
         0.5,
-        "A run ends when more of an agent's newest replies, or all in a stage, from a hosted provider, cannot be used (1: never).",
+        "A run ends when more of an agent's last 50 replies, or all in a stage, from a hosted provider, cannot be used (1: never).",
         ge=0,
         le=1,
     )
-    invalid_window: int = option(50, "How many of its newest replies that share is taken over, in each talker.", ge=1)

@@ -156,8 +156,7 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """CPUs and GPUs of the main process, then of all that it starts: env runners and learners, rollout workers and local models."""
         try:
-            made = experiment_of(config, cls.kind)
-            return tune.PlacementGroupFactory(trial_bundles(made), getattr(made.algorithm, "learner_placement", "pack").upper())
+            return tune.PlacementGroupFactory(trial_bundles(experiment_of(config, cls.kind)))
         except UserError:  # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
             return tune.PlacementGroupFactory([{"CPU": 1.0}])
 

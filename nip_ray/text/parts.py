@@ -29,8 +29,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens, speaking_providers
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Dialogue, LanguageScenario
-from nip_ray.play.transcripts import transcript_record
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
@@ -38,12 +37,12 @@ from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.costs.budget import Budget, BudgetLike, Reservation, Throttle
-from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
+from nip_ray.text.costs.budget import Budget, BudgetLike, Throttle
+from nip_ray.text.costs.prices import Spending, price_list, sum_of
 from nip_ray.text.costs.shared import SharedLimiter, limiter_of
 from nip_ray.text.dialogues.records import ClientPool, total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers
-from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Progress, StageContext, Task
+from nip_ray.text.dialogues.runner import Brake, DialogueRunner, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, Connection, FineTuneBackend, fine_tune_backend, provider_of
@@ -95,10 +94,9 @@ class TextState:
         return {name: group.model for name, group in self.groups.items()}
 
 
-def first_state(bases: Mapping[str, str], models: Mapping[str, str] | None = None) -> TextState:
-    """Before anything was done. bases: group -> the config's model. models: what to start with instead, of groups that have such."""
-    chosen = {**bases, **(models or {})}
-    return TextState(uuid.uuid4().hex, {name: GroupState(base, chosen[name]) for name, base in bases.items()})
+def first_state(bases: Mapping[str, str]) -> TextState:
+    """Before anything was done. bases: group -> the config's model."""
+    return TextState(uuid.uuid4().hex, {name: GroupState(base, base) for name, base in bases.items()})
 
 
 def save_state(folder: RunFolder, state: TextState) -> None:
@@ -129,13 +127,13 @@ def load_state(folder: RunFolder) -> TextState:
 
 JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"
-"""What providers can do, as far as they were asked."""
+"""Abilities of providers, as far as they were asked."""
 _BYTES_PER_TOKEN = 3
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the user wrote, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's.
+    """The user's input, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's.
     speakers: of whom one has a turn in each episode, () for anybody.
     """
 
@@ -218,7 +216,7 @@ def _check_examples(config: TextExperimentConfig, scenario: LanguageScenario, it
 
 
 class Parts:
-    """See the top of this file. `close` gives everything back."""
+    """See the top of this file. budget: what calls and jobs are paid from. `close` gives everything back."""
 
     def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, *, in_trial: bool = False) -> None:
         """in_trial: other runs on this Ray may have the same keys.
@@ -237,8 +235,8 @@ class Parts:
         write_word_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
-        self._budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
-        self.clients = ClientPool(config, folder.path, self._budget, self._hosts, _shared_limiters(config) if in_trial else {})
+        self.budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
+        self.clients = ClientPool(config, folder.path, self.budget, self._hosts, _shared_limiters(config) if in_trial else {})
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
 
@@ -264,34 +262,16 @@ class Parts:
                 return await runner.dialogues(tasks, progress)
             return await runner.trees(tasks, num_responses, progress)
 
-    async def invented(self, context: StageContext, tasks: Sequence[Task]) -> list[Dialogue]:
-        """Dialogues of random replies in the right form, for which nobody is asked."""
-        settings = language_agents(self.config)
-        clients = {agent: AgentClient(None, "", found) for agent, found in settings.items()}
-        return await DialogueRunner(self.scenario, clients, context, 1).dialogues(tasks)
-
-    def transcript(self, dialogue: Dialogue) -> dict[str, Any]:
-        """A dialogue for readers."""
-        return transcript_record(self.scenario, dialogue)
-
     # ---------------------------------------------------------------------------------------------------------- money
 
     def spending(self) -> Spending:
         """The run's cost so far; what jobs under way can cost is uncertain."""
-        found = self._budget.spending
+        found = self.budget.spending
         found.uncertain += under_way(self.journal.entries())
         return found
 
-    async def reserve_for_jobs(self, amount: Amount) -> Reservation:
-        """Set money aside for jobs. Raises BudgetExhausted."""
-        return await self._budget.reserve_for_jobs(amount)
-
-    def book(self, spending: Spending) -> None:
-        """Book what was spent without a reservation."""
-        self._budget.book(spending)
-
     def new_bills(self, key: str) -> Spending:
-        """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""
+        """The cost of the jobs with this key that was not booked yet; from now on it counts as booked."""
         new = [bill for bill in bills(self.journal.entries()) if bill.key == key and bill.id not in self._booked]
         self._booked |= {bill.id for bill in new}
         return sum_of(bill.spending for bill in new)
@@ -308,7 +288,7 @@ class Parts:
     # ----------------------------------------------------------------------------------------------------------- jobs
 
     def backend(self, group: str) -> FineTuneBackend:
-        """Who fine-tunes the model of `group`. Raises UserError for a missing key or library."""
+        """The backend that fine-tunes the model of `group`. Raises UserError for a missing key or library."""
         name = self._provider_of(group)
         if name not in self._backends:
             self._backends[name] = fine_tune_backend(Connection(self.config.providers[name], name, self.run_dir, self._hosts.get(name)))
@@ -324,10 +304,6 @@ class Parts:
         if self._workers is not None:
             self._workers.stop()
         self._stack.close()
-
-    def base_models(self, state: TextState) -> TextState:
-        """`state` with the models that the base run had in this iteration."""
-        return with_base_models(self.config, state)
 
 
 async def check_providers(config: TextExperimentConfig, known: Sequence[str] = ()) -> list[str]:
@@ -365,7 +341,7 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
 
 
 def known_abilities(path: Path) -> list[str]:
-    """What `check_providers` found, as `store_abilities` wrote it; nothing where that cannot be read."""
+    """Results of `check_providers` from `store_abilities`; none where the file cannot be read."""
     try:
         found = json.loads(path.read_bytes())["abilities"]
         return [str(ability) for ability in found]
@@ -393,7 +369,7 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
 
 
 def spent_before(run_dir: Path, journal: Sequence[Entry]) -> Spending:
-    """What a run has cost so far: its recorded calls, and the jobs of its journal that are over."""
+    """The cost of a run so far: its recorded calls, and the jobs of its journal that are over."""
     return sum_of([total(run_dir), *(bill.spending for bill in bills(journal))])
 
 
@@ -441,7 +417,7 @@ def _with_models(config: TextExperimentConfig, state: TextState, models: Mapping
 
 @contextmanager
 def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
-    """What those of these providers have started that have actors of their own, until the end; Ray is started or joined where that or
+    """Actors started by those of these providers that have some, until the end; Ray is started or joined where that or
     rollout workers need it.
 
     Raises UserError for missing libraries.

@@ -16,7 +16,7 @@ from nip_ray.serving.host import as_ours
 MAX_DEATHS = 5
 """Of the workers that were given one part, after which the work fails."""
 RESTART_TRIES, RESTART_S = 300, 1.0
-"""How often, and after how many seconds each, a worker that is being made again is asked whether it is there."""
+"""Tries, and seconds before each, to reach a worker that is being made again."""
 
 Part = TypeVar("Part")
 Call = Callable[[Any], Awaitable[Any]]

@@ -13,6 +13,7 @@ from nip_ray.errors import UserError
         ({"learners": {"shard": True}}, r"learners\.shard: was removed; learners\.num_learners"),
         ({"learners": {"partition": "agents"}}, r"learners\.partition: was removed; agents learn in the main process"),
         ({"algorithm": {"name": "policy_gradient", "learner_sharding": "full"}}, r"algorithm\.learner_sharding: was removed; .*lora"),
+        ({"algorithm": {"name": "policy_gradient", "learner_placement": "spread"}}, r"learner_placement: was removed; .*as few nodes"),
         ({"strict": True}, "strict: was removed; .*--dry-run"),
         ({"runtime": {"spot_notices": "aws", "spot_interval_s": 2.0}}, r"runtime\.spot_notices: was removed; .*SIGTERM"),
     ],

@@ -150,7 +150,6 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             {**SERVICE, "scenario": {"agents": {"_default": REMOTE}}, "algorithm": {"num_learners": 2}},
             ["algorithm.num_learners: for models of this cluster, and remote"],
         ),
-        ({"algorithm": {"learner_placement": "spread"}}, ["algorithm.learner_placement: num_learners is 0"]),
         (
             {"algorithm": {"num_learners": 2}, "providers": {"local": {"name": "local", "num_gpus": 0.5}}},
             ["providers.local.num_gpus: got 0.5, but learners of one model"],

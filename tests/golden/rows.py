@@ -80,7 +80,7 @@ def _text(path: Path, folder: Path) -> Record:
 
     files = cooperation.write_items(folder)
     data = [f"scenario.data.{split}={file}" for split, file in files.items()]
-    options = dict(roles=cooperation.roles(), situation="tests.text.cooperation:situation", prices=cooperation.PRICES, fsync=False)
+    options = dict(roles=cooperation.roles(), situation="tests.text.cooperation:situation", prices=cooperation.PRICES)
     before = {key: os.environ.get(key) for key in ("OPENAI_API_KEY", "OPENAI_BASE_URL")}
     with provider_thread(folder, **options) as provider:
         os.environ.update(OPENAI_API_KEY=API_KEY, OPENAI_BASE_URL=provider.base_url)

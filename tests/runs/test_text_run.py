@@ -23,7 +23,7 @@ from nip_ray.text.parts import first_state, load_state, save_state
 from tests.text.cooperation import PRICES, config, dummy, roles, write_config
 from tests.text.provider import API_KEY, provider_thread
 
-OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
 ALONE = {"provider": "nobody"}
 JUDGE = {"name": "judge", "marker": "judge|transcript|question", "replies": ["Yes.", "No."], "prior": [0.8, 0.2]}
 

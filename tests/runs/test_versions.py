@@ -28,10 +28,9 @@ from nip_ray.text.dialogues.runner import read_dialogues
 from nip_ray.text.items import stored_items
 from nip_ray.text.jobs import read_journal
 from nip_ray.text.parts import load_state
-from nip_ray.text.providers.dummy import DummyJobs
-from nip_ray.text.providers.interface import ChatRequest
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from tests.runs.small import small
-from tests.text.dummy_chat import DummyChat
+from tests.text.dialogues.test_records import Counted
 
 Read = Callable[[Path], Any]
 CODE = LANGUAGE_SCENARIOS["code_validation"]
@@ -59,7 +58,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def called(run: Path) -> None:
     """One call, recorded: a dummy provider makes none."""
-    chat = RecordedChat(DummyChat(lambda _: "Well."), run, 0)
+    chat = RecordedChat(Counted(lambda _: ChatReply("Well.", "stop", 3, 2)), run, 0)
     await chat.complete(ChatRequest(key="k", model="m", agent="prover", messages=[{"role": "user", "content": "Well?"}], max_tokens=5))
     await chat.close()
 
@@ -85,7 +84,7 @@ TEXT: dict[str, Read] = {
     "rollouts/000001.jsonl": lambda run: read_dialogues(run / "rollouts" / "000001.jsonl", {i.id: i for i in items(run)}),
     "calls/000000-0.jsonl": lambda run: list(read_calls(run)),
     "jobs.jsonl": lambda run: read_journal(run / "jobs.jsonl"),
-    "dummy-nobody.json": lambda run: DummyJobs(run / "dummy-nobody.json"),
+    "dummy-nobody.jsonl": lambda run: read_journal(run / "dummy-nobody.jsonl"),
     **{name: document(name) for name in ("evaluation.json", "environment.json", "cost.json")},
 }
 CASES = [("networks", name) for name in NETWORKS] + [("text", name) for name in TEXT]

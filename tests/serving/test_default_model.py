@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_ray.serving.default_model import VOCABULARY, default_tokenizer, learn_vocabulary, save_default_model
+from nip_ray.serving.default_model import VOCABULARY, default_tokenizer, save_default_model
+from scripts.learn_vocabulary import learn_vocabulary
 
 TOKENIZER = default_tokenizer()
 

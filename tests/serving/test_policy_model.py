@@ -119,7 +119,7 @@ def test_folders_are_read_by_others(make: Make, default_dir: Path, tmp_path: Pat
     """And learning moves replies the right way: supervised towards what is said, by advantages towards what is paid."""
     chat = [{"role": "user", "content": "Who?"}]
     model = make(method, num_threads=1)
-    said = Turn(model.prompt_tokens(chat), model.reply_tokens(chat, "I do."))
+    said = Turn(model.chat.prompt_before(chat), model.chat.reply(chat, "I do."))
     before = sum(model.logprobs([said])[0])
     for _ in range(4):
         model.supervised_step([said], replace(SETTINGS, learning_rate=0.01))

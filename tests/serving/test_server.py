@@ -39,7 +39,7 @@ def base_url(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
     from ray import serve
 
     folders = ModelFolders(tmp_path_factory.mktemp("served"), any_path=False)
-    settings = ServerSettings(folders, max_batch_size=8, key_digest=sha256(KEY.encode()).hexdigest(), num_threads=1)
+    settings = ServerSettings(folders, max_batch_size=8, key_digest=sha256(KEY.encode()).hexdigest())
     provider = LocalProvider(num_cpus=0.1, method="full", num_threads=1)
     url, training = start_server(settings, provider, num_cpus=0.1)
     yield url

@@ -14,7 +14,6 @@ from nip_ray.scenarios.state_tracking.items import chain_items
 from nip_ray.scenarios.state_tracking.language import build_language_state_tracking
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.model_folder import load_model
-from nip_ray.serving.training_data import completion_tokens
 from nip_ray.serving.word_model import save_word_model
 from nip_ray.settings.providers import LocalProvider, WordModelSettings
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
@@ -40,7 +39,7 @@ def test_a_word_is_a_token_and_the_same_seed_gives_the_same_bytes(tmp_path: Path
             tokens = chat_format.prompt(chat)
             assert len(tokens) == len(words) + 1, "and a mark for the message"
             assert chat_format.text(tokens) == " ".join(words)
-            end = completion_tokens(chat, reply, chat_format)
+            end = chat_format.reply(chat, reply)
             assert (len(end), chat_format.text(end)) == (2, reply)
             assert end[-1] in chat_format.ends
     stranger: Chat = [{"role": "user", "content": "state zebra <|end|>"}]
@@ -58,7 +57,7 @@ def test_it_learns_true_chains_from_warm_examples(tmp_path: Path) -> None:
         loss = torch.zeros(())
         for item in items[step % 4 :: 4]:
             chat, reply = SCENARIO.warm_example(item, "prover1", step)
-            prompt, end = chat_format.prompt(chat), completion_tokens(chat, reply, chat_format)
+            prompt, end = chat_format.prompt(chat), chat_format.reply(chat, reply)
             labels = [-100] * len(prompt) + end
             loss = loss + model(input_ids=torch.tensor([prompt + end]), labels=torch.tensor([labels])).loss / len(items[step % 4 :: 4])
         optimizer.zero_grad()

@@ -186,7 +186,7 @@ class World:
         self.run = folder / "disk" / "run"
         self.disk = Disk(folder / "disk", self.dice, self._fault)
         options = Options(
-            roles=cooperation.roles(), situation="tests.text.cooperation:situation", prices=cooperation.PRICES, fsync=False, job_s=90.0,
+            roles=cooperation.roles(), situation="tests.text.cooperation:situation", prices=cooperation.PRICES, job_s=90.0,
             fault_seed=plan.seed,
             faults={old: plan.chances[new] for new, old in _FATES.items() if new in plan.chances},
         )  # fmt: skip

@@ -21,7 +21,7 @@ from nip_ray.text.parts import load_state
 from tests.text.cooperation import PRICES, config, roles
 from tests.text.provider import Provider, provider_thread
 
-OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
 ACCURACY = "eval_sampled/verifier/accuracy"
 ALONE = {"provider": "nobody", "model": "none"}
 

@@ -182,6 +182,9 @@ class ChatServer:
         reply = _completion(attempt.body, fault)
         usage = reply["usage"]
         self.bills.append(Bill(attempt.key, attempt.body["model"], usage["prompt_tokens"], usage["completion_tokens"]))
+        if fault == "nulls":
+            reply["choices"][0]["message"] |= {"reasoning": None, "reasoning_content": None, "function_call": None, "tool_calls": []}
+            usage["prompt_tokens_details"] = None
         if fault == "no_usage":
             del reply["usage"]
         if fault == "no_count":

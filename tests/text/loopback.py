@@ -9,14 +9,14 @@ from aiohttp import web
 
 
 @contextmanager
-def serving(app: web.Application, port: int = 0) -> Iterator[int]:
-    """Its port, while it runs. port: of one's own choice."""
+def serving(app: web.Application) -> Iterator[int]:
+    """Its port, while it runs."""
     loop, ready, ports = asyncio.new_event_loop(), threading.Event(), []
 
     async def start() -> web.AppRunner:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         ports.append(runner.addresses[0][1])
         return runner
 

@@ -9,13 +9,11 @@ Decisions that matter here:
   client fails;
 - a call with an `Idempotency-Key` is billed once and has one reply, drawn from the seeds (else the key), however often it comes. Creations
   ignore the header, as the service that matters most does, unless `honours_job_keys`;
-- everything is on disk (`provider_state`): it outlives who talks to it, and can itself be killed and started again at the same address;
 - faults (`provider_faults`) are switched on and off while it runs, by `set_faults`.
 """
 
 import json
 import logging
-import signal
 import subprocess
 import sys
 import threading
@@ -74,28 +72,23 @@ class Provider:
 
 
 class ProviderProcess(Provider):
-    """A provider in a process of its own, which can be killed and started again at the same address."""
+    """A provider in a process of its own, which outlives who talks to it."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        """Start it; returns when it answers."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "options.json").write_text(json.dumps(asdict(options)))
-        super().__init__(folder, 0)
-        self.start()
-
-    def start(self) -> None:
-        """Start it; returns when it answers."""
-        log = (self.folder / "log.txt").open("ab")
-        command = [sys.executable, "-m", "tests.text.provider", str(self.folder), str(self.port)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
-        log.close()
+        command = [sys.executable, "-m", "tests.text.provider", str(folder)]
+        with (folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
         line = self.process.stdout.readline()
         if not line.strip():
-            raise RuntimeError(f"the provider did not start:\n{(self.folder / 'log.txt').read_text()[-2000:]}")
-        Provider.__init__(self, self.folder, int(line))
+            raise RuntimeError(f"the provider did not start:\n{(folder / 'log.txt').read_text()[-2000:]}")
+        super().__init__(folder, int(line))
 
     def kill(self) -> None:
-        """End it as a power failure would."""
-        self.process.send_signal(signal.SIGKILL)
+        """End it."""
+        self.process.kill()
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
@@ -120,12 +113,12 @@ def provider_thread(folder: Path, **options: Any) -> Iterator[Provider]:
         yield Provider(place, port)
 
 
-def _main(folder: Path, port: int) -> None:
-    with serving(Service(folder, Options(**json.loads((folder / "options.json").read_text()))).app(), port) as port:
+def _main(folder: Path) -> None:
+    with serving(Service(folder, Options(**json.loads((folder / "options.json").read_text()))).app()) as port:
         print(port, flush=True)
         threading.Event().wait()
 
 
 if __name__ == "__main__":
     logging.getLogger("aiohttp").setLevel(logging.ERROR)
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    _main(Path(sys.argv[1]))

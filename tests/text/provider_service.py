@@ -31,7 +31,7 @@ class Options:
 
     situation: `module:function` that maps the chat before a reply to a row of the tables. job_s: how long a job takes. skew_s: how
     wrong its clock is. fault_seed, and the fields of `Faults` by their names in `fault_details`: see there. has_fine_tuning, methods,
-    ignores_filter, drops_metadata, left_out (fields of answers that stay away): how services differ. fsync: for power failures too.
+    ignores_filter, drops_metadata, left_out (fields of answers that stay away): how services differ.
     """
 
     roles: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "any", "marker": "", "replies": ["yes", "no"]}])
@@ -55,7 +55,6 @@ class Options:
     honours_job_keys: bool = False
     left_out: list[str] = field(default_factory=list)
     finish_reason: str = "stop"
-    fsync: bool = True
 
     def make_roles(self) -> list[Role]:
         def role(given: dict[str, Any]) -> Role:
@@ -93,7 +92,6 @@ class Service:
             options.job_s,
             options.base_models,
             self.faults,
-            options.fsync,
             options.tables,
         )
         self._calls: Counter[str] = Counter()

@@ -1,11 +1,9 @@
-"""What the test provider knows and has billed, kept on disk so that it can be killed and started again.
+"""What the test provider knows and has billed.
 
-`state.jsonl` has an event per line (file, job, cancel, end), `files/` the uploaded content, `models/` a table per fine-tuned model,
-`ledger.jsonl` a line per bill. Every line is fsynced before it is acted upon; a torn last line is as good as none.
+In memory but for `files/`, the uploaded content, and `ledger.jsonl`, a line per bill, which tests read.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,33 +30,10 @@ def pusd(count: int, price: float) -> int:
     return count * round(price * 1e6)
 
 
-class Log:
-    """Lines of JSON, each on disk when `add` returns. fsync: whether a power failure counts too, or only kills."""
-
-    def __init__(self, path: Path, fsync: bool) -> None:
-        self._path, self._fsync = path, fsync
-        rows = read_log(path)
-        with path.open("wb") as file:  # without a torn last line
-            file.write(b"".join(_line(row) for row in rows))
-        self._file = path.open("ab", buffering=0)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def add(self, **row: Any) -> None:
-        self._file.write(_line(row))
-        if self._fsync:
-            os.fsync(self._file.fileno())
-
-
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The rows of a log that may be growing."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-
-def _line(row: dict[str, Any]) -> bytes:
-    return json.dumps(row).encode() + b"\n"
 
 
 @dataclass
@@ -85,7 +60,7 @@ class Job:
 
 @dataclass
 class State:
-    """Everything, read from `folder` at the start."""
+    """Everything. trained: the tables of fine-tuned models."""
 
     folder: Path
     roles: Sequence[Role]
@@ -95,23 +70,18 @@ class State:
     job_s: float
     base_models: Sequence[str]
     faults: Faults
-    fsync: bool = True
     tables: dict[str, Table] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trained: dict[str, Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("files", "models"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-        self._log = Log(self.folder / "state.jsonl", self.fsync)
-        self._ledger = Log(self.folder / "ledger.jsonl", self.fsync)
-        self._billed = {row["what"] for row in read_log(self.folder / "ledger.jsonl")}
-        for row in read_log(self.folder / "state.jsonl"):
-            self._apply(row)
+        (self.folder / "files").mkdir(parents=True, exist_ok=True)
+        self._ledger = (self.folder / "ledger.jsonl").open("ab", buffering=0)
+        self._billed: set[str] = set()
 
     def close(self) -> None:
-        """Close the logs."""
-        self._log.close()
+        """Close the ledger."""
         self._ledger.close()
 
     def bill(self, kind: str, what: str, amount: int, **rest: Any) -> bool:
@@ -119,15 +89,14 @@ class State:
         if what in self._billed:
             return False
         self._billed.add(what)
-        self._ledger.add(kind=kind, what=what, pusd=amount, **rest)
+        self._ledger.write(json.dumps({"kind": kind, "what": what, "pusd": amount, **rest}).encode() + b"\n")
         return True
 
     def add_file(self, name: str, content: bytes, again: bool) -> str:
         """again: the same request was done before."""
         file_id = f"file-{len(self.files):06d}"
-        path = self.folder / "files" / file_id
-        path.write_bytes(content)
-        self._record(event="file", id=file_id, name=name, size=len(content), at=time.time(), again=again)
+        (self.folder / "files" / file_id).write_bytes(content)
+        self.files[file_id] = {"id": file_id, "name": name, "size": len(content), "at": time.time(), "again": again}
         return file_id
 
     def add_job(self, body: dict[str, Any]) -> Job:
@@ -135,15 +104,15 @@ class State:
         fate = next((name for name in ("job_failed", "job_cancelled") if self.faults.of_thing(name, mark)), "succeeded")
         lasts = self.job_s * (self.faults.slow_factor if self.faults.of_thing("job_slow", mark) else 1.0)
         job_id = f"ftjob-{len(self.jobs):06d}"
-        self._record(event="job", id=job_id, body=body, begun=time.time(), ends=time.time() + lasts, fate=fate)
-        return self.jobs[job_id]
+        job = self.jobs[job_id] = Job(job_id, body, time.time(), time.time() + lasts, fate)
+        return job
 
     def cancel(self, job: Job) -> bool:
         """False when it is over already."""
         self.settle()
         if job.status is not None:
             return False
-        self._record(event="end", id=job.id, status="cancelled")
+        job.status = "cancelled"
         return True
 
     def settle(self) -> None:
@@ -156,10 +125,7 @@ class State:
         """The table of a model, None when there is no such model."""
         if model in self.base_models:
             return self.tables.get(model, {})
-        path = self.folder / "models" / digest(model)
-        if not any(job.model == model for job in self.jobs.values()):
-            return None
-        return json.loads(path.read_text())
+        return self.trained.get(model)
 
     def examples(self, content: bytes, method: str) -> Examples:
         """What a file asks for. Raises BadData that names the line."""
@@ -186,21 +152,19 @@ class State:
 
     def _end(self, job: Job) -> None:
         if job.fate != "succeeded":
-            error = {"code": "content_policy", "message": "the training file goes against the usage policies"}
-            status = job.fate.removeprefix("job_")
-            self._record(event="end", id=job.id, status=status, error=error if status == "failed" else None)
+            job.status = job.fate.removeprefix("job_")
+            if job.status == "failed":
+                job.error = {"code": "content_policy", "message": "the training file goes against the usage policies"}
             return
         try:
             trained, table = self._train(job)
         except BadData as error:
-            self._record(event="end", id=job.id, status="failed", error={"code": "invalid_training_file", "message": str(error)})
+            job.status, job.error = "failed", {"code": "invalid_training_file", "message": str(error)}
             return
         model = self._name(job)
-        path = self.folder / "models" / digest(model)
-        path.with_suffix(".new").write_text(json.dumps(table))
-        path.with_suffix(".new").replace(path)
+        self.trained[model] = table
         self.bill("job", job.id, pusd(trained, self.prices.training), tokens=trained, model=model)
-        self._record(event="end", id=job.id, status="succeeded", model=model, trained_tokens=trained)
+        job.status, job.model, job.trained_tokens = "succeeded", model, trained
 
     def _train(self, job: Job) -> tuple[int, Table]:
         content = (self.folder / "files" / job.body["training_file"]).read_bytes()
@@ -221,19 +185,3 @@ class State:
         suffix = job.body.get("suffix") or ""
         file = self.files[job.body["training_file"]]["name"]
         return f"ft:{base}:test:{suffix}:{digest(job.body['model'], file, json.dumps(job.body['method'], sort_keys=True))[:8]}"
-
-    def _record(self, **row: Any) -> None:
-        self._log.add(**row)
-        self._apply(row)
-
-    def _apply(self, row: dict[str, Any]) -> None:
-        row = dict(row)
-        event = row.pop("event")
-        if event == "file":
-            self.files[row["id"]] = row
-        elif event == "job":
-            self.jobs[row["id"]] = Job(**row)
-        else:
-            job = self.jobs[row.pop("id")]
-            for name, value in row.items():
-                setattr(job, name, value)

@@ -91,7 +91,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: dict[str,
     """A run of two iterations, with a fine-tuning of each agent between them, against a provider that refuses some calls at first."""
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 20, "fine_tuning": {"min_examples": 1}}
     made = config(tmp_path, rule, iterations=2) | {"tracking": tracking} | changes
-    options: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+    options: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
     with provider_thread(tmp_path, roles=roles(), faults={"server_error": 0.05}, job_s=0.5, **options) as provider:
         monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", API_KEY)

@@ -109,7 +109,7 @@ class EstimatesInWords(LanguageScenario):
         return asked
 
     def _chats(self, chains: Chains, agent: str, claims: Claims) -> list[Chat]:
-        """What `agent` is shown of claims."""
+        """Chats that show `agent` these claims."""
         walks, half_N = Walks(chains), claims.halfway_N
         columns = {
             "reached": walks.lead(claims.item_N, claims.low_N, claims.low_state_N, half_N),
@@ -161,7 +161,7 @@ def _symbols(said: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _said(dialogue: Dialogue) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What `replay` takes of one dialogue: row, symbols, round."""
+    """Arguments of `replay` for one dialogue: row, symbols, round."""
     rounds = 3 * (len(dialogue.item.moves).bit_length() - 1)
     texts = tuple(next(iter(turns[0].messages.values()), "") for turns in dialogue.rounds[:rounds])
     symbols = (_symbols(texts) + (-1,) * rounds)[:rounds]

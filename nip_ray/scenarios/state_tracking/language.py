@@ -129,8 +129,11 @@ class StateTrackingInWords(LanguageScenario):
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
             turns = []
             for speaker, channels in rules.speakers(r, dialogue.seed).items():
-                finds = speaker == finds_lie
-                said = HALVES[_is_true(dialogue)] if finds else self._warm_reply(dialogue, speaker, random, last=False)
+                if speaker == finds_lie:
+                    at = _dispute(dialogue)
+                    said = HALVES[at.middle == item.states[at.halfway]]
+                else:
+                    said = self._warm_reply(dialogue, speaker, random, last=False)
                 turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
         last = len(dialogue.rounds) == rules.rounds_of(agent, dialogue.seed)[-1]
@@ -185,7 +188,7 @@ class StateTrackingInWords(LanguageScenario):
         return said
 
     def _chat_about(self, item: ChainItem, agent: str, at: Dispute) -> Chat:
-        """What an agent is shown of a bisection, or of the move that it asked for."""
+        """A chat that shows an agent the dispute of a bisection, or the move that it asked for."""
         if not self.seats.bisects:
             return self._overview(item, at, None)
         if agent == self.protocol.verifier and at.high - at.low == 1:
@@ -200,7 +203,7 @@ class StateTrackingInWords(LanguageScenario):
         return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
-        """What the verifier is shown but under bisection: the chain, with committed states between its moves, or with one of its moves."""
+        """The verifier's chat but under bisection: the chain, with committed states between its moves, or with one of its moves."""
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):
             said += [MOVES[move]] if committed is None else [MOVES[move], STATES[committed[place]]]
@@ -240,7 +243,7 @@ class StateTrackingInWords(LanguageScenario):
 
 
 def _dispute(dialogue: Dialogue) -> Dispute:
-    """What is left of a bisection."""
+    """The interval that is left of a bisection."""
     item = dialogue.item
     at = Dispute(0, len(item.moves), item.states[0], item.claim)
     for r, turns in enumerate(dialogue.rounds):
@@ -277,12 +280,6 @@ def _leading_to(state: int, moves: tuple[int, ...]) -> tuple[int, ...]:
     for move in reversed(moves):
         states.append(GENERATORS[move].index(states[-1]))
     return tuple(reversed(states))
-
-
-def _is_true(dialogue: Dialogue) -> bool:
-    """Whether the state that is committed in the middle is the true one."""
-    at = _dispute(dialogue)
-    return at.middle == dialogue.item.states[at.halfway]
 
 
 def _move(item: ChainItem, at: Dispute) -> list[str]:

@@ -1,4 +1,4 @@
-"""How much may be spent, and how fast calls may go, in one process; `nip_ray.text.costs.shared` has both for many.
+"""A limit on spending, and limits on the rate of calls, for one process; `nip_ray.text.costs.shared` has both for many.
 
 Decisions that matter here:
 - what a call or job can cost at most is reserved before it is sent, and settled by what it did cost. Spent + uncertain + reserved never
@@ -15,10 +15,10 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol
 
 from nip_ray.settings.providers import BudgetSettings
-from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd
+from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd, sum_of
 
 
 class Reservation:
@@ -52,7 +52,7 @@ class Reservation:
 
 
 class BudgetLike(Protocol):
-    """What calls and jobs are paid from: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
+    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
 
     in_usd: bool
 
@@ -88,7 +88,7 @@ class Budget:
         self._settings = settings
         self.in_usd = settings.usd is not None
         self._limit_pusd = pusd(settings.usd) if settings.usd is not None else None
-        self._spent = spent.copy() if spent is not None else Spending()
+        self._spent = sum_of([] if spent is None else [spent])
         self._used = self._spent.at_most  # kept besides `_spent`, so that a reservation needs no sum over models
         self._reserved = self._held = Amount()
         self._waiting: deque[tuple[Amount, Future[Reservation]]] = deque()
@@ -98,17 +98,13 @@ class Budget:
     def spending(self) -> Spending:
         """A copy of what was spent so far."""
         with self._lock:
-            return self._spent.copy()
+            return sum_of([self._spent])
 
     @property
     def reserved(self) -> Amount:
         """The amount that is set aside now."""
         with self._lock:
             return self._reserved
-
-    def summary(self) -> dict[str, Any]:
-        """See `Spending.summary`."""
-        return self.spending.summary()
 
     async def reserve(self, amount: Amount) -> Reservation:
         """Set `amount` aside, after those who asked before; waits while other reservations stand in the way.
@@ -214,7 +210,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Throttle(Protocol):
-    """What a chat client asks before every attempt: a `Limiter`, or a `SharedLimiter`."""
+    """The gate before every attempt of a chat client: a `Limiter`, or a `SharedLimiter`."""
 
     async def acquire(self, tokens: int) -> None:
         """Wait until a call of about `tokens` tokens may go out."""

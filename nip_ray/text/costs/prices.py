@@ -7,9 +7,7 @@ Decisions that matter here:
   byte models) can need more. That is about four times what English text needs. Only what is set aside depends on it, never what is
   booked: near its end a budget lets fewer calls fly at once, and leaves less than one such worst case unspent;
 - of providers' discounts only that for cached prompts is modelled, where the table has its price: what is booked can be more than the
-  bill, never less;
-- an exception that ends a call may carry what its lost attempts can have cost, so that the records of calls need not guess: a call
-  that was refused is known to be free, one that got no answer is not.
+  bill, never less.
 """
 
 import math
@@ -76,27 +74,17 @@ class PriceList:
 
     def of(self, model: str) -> Price:
         """The price of `model`. One that is not listed costs nothing, with a warning the first time; raises UserError where `needed`."""
-        found = self._known.get(model)
-        if found is None:
-            found = self._known[model] = self._look_up(model)
-        return found
-
-    def require(self, models: Iterable[str]) -> None:
-        """Look up all `models` now. Raises UserError like `of`: better before the first call than in the middle of a run."""
-        for model in models:
-            self.of(model)
-
-    def _look_up(self, model: str) -> Price:
-        found = price_of(self._prices, model)
-        if found is not None:
-            return found
-        if self._needed:
-            raise UserError(
-                f"provider.prices: no price for {model!r}, and budget.usd cannot be kept without; add it (dollars per million tokens: "
-                f"input, output, training), or {DEFAULT!r} for all models that are not listed, or set budget.tokens instead"
-            )
-        warnings.warn(f"provider.prices has no price for {model!r}: its calls are counted as free", stacklevel=4)
-        return Price()
+        if model not in self._known:
+            found = price_of(self._prices, model)
+            if found is None and self._needed:
+                raise UserError(
+                    f"provider.prices: no price for {model!r}, and budget.usd cannot be kept without; add it (dollars per million tokens: "
+                    f"input, output, training), or {DEFAULT!r} for all models that are not listed, or set budget.tokens instead"
+                )
+            if found is None:
+                warnings.warn(f"provider.prices has no price for {model!r}: its calls are counted as free", stacklevel=3)
+            self._known[model] = found or Price()
+        return self._known[model]
 
 
 def price_list(provider: ProviderSettings, needed: bool = False) -> PriceList:
@@ -108,11 +96,6 @@ def call_cost(price: Price, prompt_tokens: int, completion_tokens: int, cached_t
     """Picodollars of one call. cached_tokens: of those of the prompt."""
     cached = price.input if price.cached is None else price.cached
     return price.input * (prompt_tokens - cached_tokens) + cached * cached_tokens + price.output * completion_tokens
-
-
-def worst_call_cost(price: Price, prompt_tokens: int, max_tokens: int) -> int:
-    """Picodollars of a call whose reply is as long as it may be. prompt_tokens: see `worst_prompt_tokens`."""
-    return max(call_cost(price, prompt_tokens, max_tokens, cached) for cached in (0, prompt_tokens))
 
 
 def worst_prompt_tokens(messages: Chat) -> int:
@@ -176,14 +159,14 @@ NOTHING = Amount()
 
 
 def worst_case(price: Price, messages: Chat, max_tokens: int) -> Amount:
-    """What one attempt at a call with these messages and so many tokens of reply can cost at most."""
+    """The most that one attempt at a call with these messages and so many tokens of reply can cost."""
     prompt = worst_prompt_tokens(messages)
-    return Amount(worst_call_cost(price, prompt, max_tokens), prompt + max_tokens)
+    return Amount(max(call_cost(price, prompt, max_tokens, cached) for cached in (0, prompt)), prompt + max_tokens)
 
 
 @dataclass
 class ModelSpending:
-    """What went to one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two. pusd: picodollars of
+    """Spending on one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two. pusd: picodollars of
     all of them. answered_by: how many calls each model (with its fingerprint) answered, as the provider names them.
     """
 
@@ -196,10 +179,13 @@ class ModelSpending:
     reasoning: int = 0
     answered_by: Counter[str] = field(default_factory=Counter)
 
+    def __add__(self, other: "ModelSpending") -> "ModelSpending":
+        return ModelSpending(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
 
 @dataclass
 class Spending:
-    """What was spent. models: by name. uncertain: of attempts that got no answer and may have been billed; at most. Sums are exact."""
+    """Exact sums of spending. models: by name. uncertain: of attempts that got no answer and may have been billed; at most."""
 
     models: dict[str, ModelSpending] = field(default_factory=dict)
     jobs: int = 0
@@ -217,33 +203,21 @@ class Spending:
 
     @property
     def amount(self) -> Amount:
-        """What is certain, over all models."""
+        """The certain part, over all models."""
         rows = self.models.values()
         return Amount(sum(row.pusd for row in rows), sum(row.prompt + row.completion + row.training for row in rows))
 
     @property
     def at_most(self) -> Amount:
-        """What may have been spent: with what is uncertain."""
+        """The certain and the uncertain part."""
         return self.amount + self.uncertain
 
     def add(self, other: "Spending") -> None:
         """Book `other` too."""
         for model, row in other.models.items():
-            mine = self.models.setdefault(model, ModelSpending())
-            mine.calls += row.calls
-            mine.prompt += row.prompt
-            mine.completion += row.completion
-            mine.training += row.training
-            mine.pusd += row.pusd
-            mine.cached += row.cached
-            mine.reasoning += row.reasoning
-            mine.answered_by.update(row.answered_by)
+            self.models[model] = self.models.get(model, ModelSpending()) + row
         self.jobs += other.jobs
         self.uncertain += other.uncertain
-
-    def copy(self) -> "Spending":
-        """An independent copy."""
-        return sum_of([self])
 
     def summary(self) -> dict[str, Any]:
         """For `cost.json`: jobs, tokens, usd, uncertain_usd, and `detail` by model."""
@@ -295,5 +269,5 @@ def with_uncertain(error: Error, uncertain: Amount) -> Error:
 
 
 def uncertain_of(error: BaseException) -> Amount | None:
-    """What `with_uncertain` noted, None where nothing is known."""
+    """The amount noted by `with_uncertain`, None where nothing is known."""
     return getattr(error, _UNCERTAIN, None)

@@ -83,7 +83,7 @@ class BudgetKeeper:
         self._budget.let_go(released, spending)
 
     async def spending(self) -> Spending:
-        """What was spent as far as workers have told; all of it once they are idle."""
+        """The spending that workers have told of; all of it once they are idle."""
         return self._budget.spending
 
     async def reserved(self) -> Amount:
@@ -151,7 +151,7 @@ class SharedBudget:
             telling.exception()  # the next call fails by the same, and says so
 
     def _give_back(self, asked: "asyncio.Future[int | str]") -> None:
-        """What was asked for came, and nobody wants it any more."""
+        """Release a reservation that nobody wants any more."""
         if not asked.cancelled() and asked.exception() is None and isinstance(number := asked.result(), int):
             self._settle(number, Spending())
 

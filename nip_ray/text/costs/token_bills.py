@@ -1,4 +1,4 @@
-"""What a run that learns from tokens has used, by group of agents, and what that cost.
+"""Tokens used by a run that learns from tokens, by group of agents, and their cost.
 
 Decisions that matter here:
 - what a model in this process computes again after a crash counts once: its counts go into the run's checkpoints, and back;
@@ -24,7 +24,7 @@ JOURNAL = "requests.jsonl"
 
 @dataclass(frozen=True)
 class Use:
-    """What a model has answered (calls), read, written and learned from (tokens)."""
+    """Calls that a model answered, and tokens that it read, wrote and learned from."""
 
     calls: int = 0
     prompt: int = 0
@@ -45,7 +45,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Request:
-    """What is about to be asked of a group's model, and the number under which the journal has it."""
+    """A request to a group's model, and its number in the journal."""
 
     group: str
     most: Use

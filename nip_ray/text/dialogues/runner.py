@@ -60,7 +60,7 @@ class Task:
 
     @property
     def snapshot(self) -> int | None:
-        """That snapshot, None among the current agents."""
+        """The snapshot in `past`, None among the current agents."""
         return next(iter(self.past.values()), None)
 
 
@@ -128,7 +128,7 @@ class PaidCalls:
         self._open: set[asyncio.Future[Any]] = set()
 
     async def wait(self, call: Awaitable[Result]) -> Result:
-        """What `call` gives or raises."""
+        """The result of `call`; raises its error."""
         task = asyncio.ensure_future(call)
         self._open.add(task)
         task.add_done_callback(self._over)
@@ -216,7 +216,7 @@ def write_dialogues(
 
 
 def spoken_by(task: Task, policy_version: int | None) -> dict[str, Any]:
-    """What the record of a dialogue says of the weights that wrote its tokens: `policy_version`, from how many iterations they had learned
+    """Fields of a dialogue's record about the weights that wrote its tokens: `policy_version`, from how many iterations they had learned
     (None: not said), and `past`, which agents spoke by earlier ones (left out where there were none)."""
     version = {} if policy_version is None else {"policy_version": policy_version}
     return version | ({"past": dict(task.past)} if task.past else {})
@@ -235,12 +235,12 @@ def write_trees(path: Path, scenario: LanguageScenario, tasks: Sequence[Task], r
 
 
 def read_dialogues(path: Path, items: Mapping[int, Any]) -> list[Dialogue]:
-    """What `write_dialogues` wrote (of trees: all leaves). items: by id. Raises UserError for a damaged file or a missing item."""
+    """Read a file of `write_dialogues` (of trees: all leaves). items: by id. Raises UserError for a damaged file or a missing item."""
     return [dialogue for _, _, dialogue in _read(path, items)]
 
 
 def read_trees(path: Path, items: Mapping[int, Any]) -> list[Node]:
-    """What `write_trees` wrote. Raises UserError as `read_dialogues` does."""
+    """Read a file of `write_trees`. Raises UserError as `read_dialogues` does."""
     trees: dict[int, list[tuple[tuple[int, ...], Dialogue]]] = {}
     for task, place, dialogue in _read(path, items):
         trees.setdefault(task, []).append((place, dialogue))
@@ -282,12 +282,15 @@ def _read(path: Path, items: Mapping[int, Any]) -> Iterator[tuple[int, tuple[int
 # Holding many dialogues at once: who is asked under which key, and how many calls wait at a time.
 
 
+INVALID_WINDOW = 50
+
+
 class Brake:
-    """Counts, for each agent that a hosted provider speaks for, its last `talk.invalid_window` replies, over all stages."""
+    """Counts, for each agent that a hosted provider speaks for, its last `INVALID_WINDOW` replies, over all stages."""
 
     def __init__(self, settings: TalkSettings) -> None:
         self._settings = settings
-        self._last: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=settings.invalid_window))
+        self._last: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=INVALID_WINDOW))
 
     def invalid(self, agent: str, model: str) -> None:
         """A reply could not be used. Raises TrainingError when too many of the last ones could not."""
@@ -334,7 +337,7 @@ _SEED_BITS = 31  # what providers take
 
 @dataclass(frozen=True)
 class AgentClient:
-    """Who speaks for an agent: `model` of the provider behind `client`, asked as `settings` say.
+    """The speaker of an agent: `model` of the provider behind `client`, asked as `settings` say.
 
     client: None for the dummy provider, whose replies are random. hosted: replies are paid for; see `Brake`. shape: of the chats that it
     is sent.
@@ -350,7 +353,7 @@ class AgentClient:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What the dialogues of one stage have in common. run: its id. seed: the config's. split: train or test. iteration: from 0. trace: the
+    """The common part of all dialogues of a stage. run: its id. seed: the config's. split: train or test. iteration: from 0. trace: the
     `nip_ray.tracking.traces.place` of the stage.
     """
 

@@ -13,11 +13,10 @@ from nip_ray.config.keys import suggest
 from nip_ray.config.load import load_config
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Dialogue
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.prices import price_list, usd
+from nip_ray.text.costs.prices import price_list
 from nip_ray.text.dialogues.records import ClientPool, RecordedChat
 from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 from nip_ray.text.jobs import read_journal
@@ -54,35 +53,22 @@ def judge_run(
         prices = price_list(config.providers[name])
         options = JudgeOptions(seed=config.seed, run=state.run_id, max_in_flight=config.talk.max_in_flight)
         if dry_run:
-            made = plan(dialogues, scenario, chosen, model, options)
-            worst = usd(made.worst_cost_pusd(prices.of(model)))
-            return {"calls": made.calls, "calls at most": made.worst_calls, "usd at most": worst}
-        found = asyncio.run(_judged(config, folder, scenario, dialogues, chosen, (name, model, number), options))
+            return plan(dialogues, scenario, chosen, model, options, prices.of(model))
+
+        async def asked() -> dict[str, Any]:
+            budget = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
+            with local_hosts(config, [name], folder.path) as hosts:
+                speaker = ClientPool(config, folder.path, budget, hosts).client(name)
+                client = RecordedChat(speaker, folder.path, number, "judge", prices)
+                try:
+                    return await judge(dialogues, scenario, chosen, client, model, options)
+                finally:
+                    await client.close()
+                    folder.write_json("cost.json", budget.spending.summary())
+
+        found = asyncio.run(asked())
         folder.write_json(f"judgements-{number + 1:06d}.json", found)
         return judge_figures(found)
-
-
-async def _judged(
-    config: TextExperimentConfig,
-    folder: RunFolder,
-    scenario: CodeValidation,
-    dialogues: Sequence[Dialogue],
-    names: Sequence[str],
-    who: tuple[str, str, int],
-    options: JudgeOptions,
-) -> dict[str, Any]:
-    """Ask. who: the provider, the model, the iteration from 0."""
-    provider, model, iteration = who
-    budget = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
-    with local_hosts(config, [provider], folder.path) as hosts:
-        pool = ClientPool(config, folder.path, budget, hosts)
-        prices = price_list(config.providers[provider])
-        client = RecordedChat(pool.client(provider), folder.path, iteration, "judge", prices)
-        try:
-            return await judge(dialogues, scenario, names, client, model, options)
-        finally:
-            await client.close()
-            folder.write_json("cost.json", budget.summary())
 
 
 def _iteration(run_dir: Path, state: TextState, wanted: int | None) -> int:

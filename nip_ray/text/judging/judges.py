@@ -13,7 +13,7 @@ Decisions that matter here:
 
 import re
 from asyncio import Semaphore
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -25,7 +25,7 @@ from nip_ray.play.dialogues import UNUSABLE
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.scenarios.code_validation.scenario import ROLES, CodeValidation
-from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
+from nip_ray.text.costs.prices import Price, usd, worst_case
 from nip_ray.text.dialogues.runner import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render
 from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest
@@ -78,23 +78,6 @@ class Verdict:
     verdict: int | None
 
 
-@dataclass(frozen=True)
-class JudgePlan:
-    """What judging would take. calls: where every answer can be read at once. worst_calls: where none can. worst_prompt_tokens: of the
-    worst case, see `nip_ray.text.costs.prices.worst_prompt_tokens`. worst_reply_tokens: likewise, where every answer
-    is as long as it may be.
-    """
-
-    calls: int
-    worst_calls: int
-    worst_prompt_tokens: int
-    worst_reply_tokens: int
-
-    def worst_cost_pusd(self, price: Price) -> int:
-        """Picodollars that this can cost at most."""
-        return call_cost(price, self.worst_prompt_tokens, self.worst_reply_tokens)
-
-
 def fitting(protocol: Rules) -> list[str]:
     """The judges that can have something to judge under `protocol`. Raises UserError where provers are anonymous."""
     _check(protocol, list(JUDGES))
@@ -102,7 +85,7 @@ def fitting(protocol: Rules) -> list[str]:
 
 
 def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """What `judge` found, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked), and with ``/masked``
+    """Results of `judge`, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked), and with ``/masked``
     behind it how many verdicts are masked."""
     figures: dict[str, float | int | None] = {}
     for name, found in results["judges"].items():
@@ -117,18 +100,35 @@ def questions(
 ) -> list[Question]:
     """All questions that the judges `names` have of a model. Raises UserError for unknown judges, and where provers are anonymous."""
     _check(scenario.protocol, names)
-    return list(_questions(dialogues, names, _Asking(scenario, model, options)))
+    found, roles = list[Question](), scenario.roles
+    for name in dict.fromkeys(names):
+        for agent, channel in pairs(scenario.protocol, name):
+            for index, dialogue in enumerate(dialogues):
+                said, stance = transcript(dialogue, channel), stance_in(scenario, dialogue, agent)
+                judged = any(sender == agent for sender, _ in (said[1:] if name == "follow_up" else said))
+                if not judged or (name == ROLE and stance is None):
+                    continue
+                data = {"question": dialogue.item.question, "solution": dialogue.item.solution}
+                named = [(roles[sender].name, text) for sender, text in said]
+                words = {"agent": roles[agent].name, "stance": "accept" if stance == ACCEPT else "reject"}
+                where = (name, index, str(dialogue.item.id), dialogue.seed, agent, channel)
+                messages = render.messages(name, data, named, words, options.seed, where)
+                key, who = render.call_key(options.run, where, model, messages), f"judge:{name}"
+                request = ChatRequest(key, model, messages, options.max_tokens, options.temperature, seed=options.seed, agent=who)
+                found.append(Question(name, index, agent, channel, request))
+    return found
 
 
 def plan(
-    dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions | None = None
-) -> JudgePlan:
-    """How many calls `judge` would make, and of how many tokens at most. Makes none. Raises UserError as `questions` does."""
-    options = options or JudgeOptions()
-    asked = questions(dialogues, scenario, names, model, options)
-    attempts = 1 + RETRIES
-    prompt_tokens = sum(worst_prompt_tokens(question.request.messages) for question in asked)
-    return JudgePlan(len(asked), attempts * len(asked), attempts * prompt_tokens, attempts * len(asked) * options.max_tokens)
+    dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions, price: Price
+) -> dict[str, float]:
+    """Calls that `judge` would make, where every answer can be read at once and where none can, and their cost at most. Makes none.
+
+    Raises UserError as `questions` does.
+    """
+    asked = [question.request for question in questions(dialogues, scenario, names, model, options)]
+    worst = sum(worst_case(price, request.messages, request.max_tokens).pusd for request in asked)
+    return {"calls": len(asked), "calls at most": (1 + RETRIES) * len(asked), "usd at most": usd((1 + RETRIES) * worst)}
 
 
 async def judge(
@@ -139,7 +139,7 @@ async def judge(
     model: str,
     options: JudgeOptions | None = None,
 ) -> dict[str, Any]:
-    """What the judges say of the dialogues, ready for JSON.
+    """Verdicts of the judges on the dialogues, ready for JSON.
 
     {"judges": {name: {"meaning", "verdicts": [{dialogue, item, agent, channel, verdict}],
     "means": [{agent, channel, estimate, lower, upper, n, masked}]}}}; verdicts are 1, 0 or null (masked), `n` counts data points.
@@ -167,8 +167,7 @@ def read_answer(reply: ChatReply) -> int | None:
 
 def format_verdicts(dialogues: Sequence[Dialogue], scenario: CodeValidation) -> list[Verdict]:
     """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies could be used at once, was not
-    cut short, and reads, when
-    parsed again, as it was taken; else 0."""
+    cut short, and reads, when parsed again, as it was taken; else 0."""
     found = []
     for agent, (index, dialogue) in product(scenario.protocol.verifiers, enumerate(dialogues)):
         turns = [(r, turn) for r, taken in enumerate(dialogue.rounds) for turn in taken if turn.agent == agent]
@@ -189,37 +188,6 @@ def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scen
         return False
 
 
-@dataclass(frozen=True)
-class _Asking:
-    """What all questions share."""
-
-    scenario: CodeValidation
-    model: str
-    options: JudgeOptions
-
-
-@dataclass(frozen=True)
-class _Place:
-    """What one question is about. index: of the dialogue."""
-
-    judge: str
-    index: int
-    dialogue: Dialogue
-    agent: str
-    channel: str
-
-
-def _questions(dialogues: Sequence[Dialogue], names: Sequence[str], asking: _Asking) -> Iterator[Question]:
-    for name in dict.fromkeys(names):
-        for agent, channel in pairs(asking.scenario.protocol, name):
-            for index, dialogue in enumerate(dialogues):
-                said = transcript(dialogue, channel)
-                judged = any(sender == agent for sender, _ in (said[1:] if name == "follow_up" else said))
-                if judged and not (name == ROLE and stance_in(asking.scenario, dialogue, agent) is None):
-                    request = _request(_Place(name, index, dialogue, agent, channel), said, asking)
-                    yield Question(name, index, agent, channel, request)
-
-
 def pairs(protocol: Rules, name: str) -> list[tuple[str, str]]:
     """The (agent, channel) pairs that a judge looks at. follow_up: whoever reads a channel; others: provers and where they may write."""
     if name == FORMAT:
@@ -233,20 +201,6 @@ def transcript(dialogue: Dialogue, channel: str) -> list[tuple[str, str]]:
     """(sender, message) of all that was written to `channel`, in the order of rounds; empty messages are left out."""
     said = [(turn.agent, turn.messages.get(channel, "")) for turns in dialogue.rounds for turn in turns]
     return [(agent, text) for agent, text in said if text.strip()]
-
-
-def _request(place: _Place, said: Sequence[tuple[str, str]], asking: _Asking) -> ChatRequest:
-    item, options, roles = place.dialogue.item, asking.options, asking.scenario.roles
-    data = {"question": item.question, "solution": item.solution}
-    named = [(roles[sender].name, text) for sender, text in said]
-    stance = "accept" if stance_in(asking.scenario, place.dialogue, place.agent) == ACCEPT else "reject"
-    where = (place.judge, place.index, str(item.id), place.dialogue.seed, place.agent, place.channel)
-    words = {"agent": roles[place.agent].name, "stance": stance}
-    messages = render.messages(place.judge, data, named, words, options.seed, where)
-    key = render.call_key(options.run, where, asking.model, messages)
-    return ChatRequest(
-        key, asking.model, messages, options.max_tokens, options.temperature, seed=options.seed, agent=f"judge:{place.judge}"
-    )
 
 
 async def _ask(question: Question, client: ChatClient, free: Semaphore, calls: PaidCalls) -> Verdict:

@@ -13,14 +13,14 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
+from nip_ray.serving.fine_tuning_job import FINAL, FineTuneSpec, Method
 from nip_ray.settings.providers import BudgetSettings, ProviderSettings
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.prices import NOTHING, BudgetExhausted
@@ -41,48 +41,6 @@ _MAX_TOKENS, _AT_ONCE, _TOKENS = 32, 4, 200_000
 _ANSWERS = ('{"prime":"yes"}', '{"prime":"no"}')
 _SCHEMA = {"type": "object", "properties": {"prime": {"enum": ["yes", "no"]}}, "required": ["prime"], "additionalProperties": False}
 _REASONS, _METHODS = get_args(FinishReason), get_args(Method)
-
-Rule = tuple[str, Callable[[Any, Any], bool]]
-"""A fault, and whether it is absent, by what is looked at and what it answers."""
-_REPLY: tuple[Rule, ...] = (
-    ("`complete` returned {0.__class__.__name__}, not a ChatReply", lambda reply, _: isinstance(reply, ChatReply)),
-    (
-        "the content of a reply must be text or None, its reasoning text",
-        lambda reply, _: isinstance(reply.content, str | None) and isinstance(reply.reasoning, str),
-    ),
-    (f"finish_reason {{0.finish_reason!r}} is none of {', '.join(_REASONS)}", lambda reply, _: reply.finish_reason in _REASONS),
-    (
-        "token counts must be integers, not negative (got {0.prompt_tokens!r} and {0.completion_tokens!r})",
-        lambda reply, _: all(type(count) is int and count >= 0 for count in (reply.prompt_tokens, reply.completion_tokens)),
-    ),
-    (
-        "a reply with content must count the tokens of prompt and reply, or no budget can be kept",
-        lambda reply, _: not reply.content or (reply.prompt_tokens > 0 and reply.completion_tokens > 0),
-    ),
-    (
-        "a reply has {0.completion_tokens} tokens, but max_tokens was {1.max_tokens}",
-        lambda reply, request: reply.completion_tokens <= request.max_tokens,
-    ),
-    (
-        "holds_schemas is True, but a reply does not keep to the schema: {0.content!r:.80}",
-        lambda reply, request: request.schema is None or "".join((reply.content or "").split()) in _ANSWERS,
-    ),
-)
-_BACKEND: tuple[Rule, ...] = (
-    (f"`methods` must be some of {', '.join(sorted(_METHODS))}", lambda made, _: bool(made.methods) and made.methods <= {*_METHODS}),
-    ("`poll_interval_s` must be a number of seconds", lambda made, _: _seconds(made, "poll_interval_s")),
-    ("`doubt_s` must be a number of seconds", lambda made, _: _seconds(made, "doubt_s")),
-)
-_JOB: tuple[Rule, ...] = (
-    (
-        "the job ended as {0.status!r} with the model {0.model!r} ({0.error})",
-        lambda job, _: job.status == "succeeded" and bool(job.model),
-    ),
-    (
-        "trained_tokens must be an integer, not negative, or None (got {0.trained_tokens!r})",
-        lambda job, _: job.trained_tokens is None or (type(job.trained_tokens) is int and job.trained_tokens >= 0),
-    ),
-)
 
 
 def check_provider(settings: ProviderSettings, model: str = "default", *, max_wait_s: float = 600.0) -> None:
@@ -111,19 +69,18 @@ async def _chat_faults(connection: Connection, model: str) -> AsyncIterator[str]
     budget, one_token = Budget(BudgetSettings(tokens=_TOKENS)), Budget(BudgetSettings(tokens=1))
     request = ChatRequest("check/0", model, _CHAT, _MAX_TOKENS, temperature=0.0, seed=1, agent="verifier")
     async with _opened(provider_of(connection.settings).chat, connection, budget) as bare:
-        if fault := _fault(_REPLY, await bare.complete(request), request):
+        if fault := _reply_fault(await bare.complete(request), request):
             yield fault
             return
     async with _opened(chat_client, connection, budget) as client:
         replies = await asyncio.gather(*(client.complete(replace(request, key=f"check/{n}")) for n in range(_AT_ONCE)))
-        faults = [fault for reply in replies if (fault := _fault(_REPLY, reply, request))]
+        faults = [fault for reply in replies if (fault := _reply_fault(reply, request))]
         if not faults and budget.spending.at_most.tokens < sum(reply.prompt_tokens + reply.completion_tokens for reply in replies):
             faults.append("the tokens of its replies are not booked in the budget")
         asked = [replace(request, key="check/short", max_tokens=1)]
         asked += [replace(request, key="check/json", max_tokens=64, schema=_SCHEMA)] if connection.settings.holds_schemas else []
-        for fault in [*faults, *[_fault(_REPLY, await client.complete(one), one) for one in asked]]:
-            if fault:
-                yield fault
+        for fault in filter(None, [*faults, *[_reply_fault(await client.complete(one), one) for one in asked]]):
+            yield fault
         cancelled = asyncio.ensure_future(client.complete(replace(request, key="check/cancelled", max_tokens=256)))
         await asyncio.sleep(0)
         cancelled.cancel()
@@ -143,9 +100,13 @@ async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> 
     """One job, from its file to its model."""
     unmade, refuses_unknown = "`find` does not find the one job with a key, so that it would be made twice", "no-such-method"
     async with _opened(fine_tune_backend, connection) as backend:
-        if fault := _fault(_BACKEND, backend, None):
-            yield fault
+        if not backend.methods or not backend.methods <= {*_METHODS}:
+            yield f"`methods` must be some of {', '.join(sorted(_METHODS))}"
             return
+        for name in ("poll_interval_s", "doubt_s"):
+            if not (isinstance(value := getattr(backend, name, None), int | float) and value >= 0):
+                yield f"`{name}` must be a number of seconds"
+                return
         await backend.check(model, "supervised")
         if not isinstance(await _raised(backend.check(model, refuses_unknown)), UserError):
             yield "`check` must raise UserError for a method that it does not have"
@@ -157,10 +118,11 @@ async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> 
         if await backend.find(key):
             yield "`find` finds a job that was never made"
         job = await backend.submit(FineTuneSpec(key, "supervised", model, "check", 1, len(data), num_epochs=1, batch_size=1), file_id)
-        if not _is_only(job, await backend.find(key)):
+        only = [(job.id, job.key)]
+        if [(one.id, one.key) for one in await backend.find(key)] != only:
             yield unmade
     async with _opened(fine_tune_backend, connection) as backend:
-        if not _is_only(job, await backend.find(key)):
+        if [(one.id, one.key) for one in await backend.find(key)] != only:
             yield f"by another client, as after a crash, {unmade}"
             return
         try:
@@ -170,14 +132,17 @@ async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> 
                     job = await backend.poll(job.id)
         except TimeoutError:
             raise TrainingError(f"the job {job.id} is not over after {max_wait_s:g} s ({job.status}); raise max_wait_s") from None
-        if fault := _fault(_JOB, job, None):
-            yield fault
+        tokens = job.trained_tokens
+        if job.status != "succeeded" or not job.model:
+            yield f"the job ended as {job.status!r} with the model {job.model!r} ({job.error})"
+        elif tokens is not None and not (type(tokens) is int and tokens >= 0):
+            yield f"trained_tokens must be an integer, not negative, or None (got {tokens!r})"
         elif (await backend.cancel(job.id)).status != "succeeded":
             yield "`cancel` changes a job that is over"
         elif connection.settings.has_model:
             async with _opened(chat_client, connection, Budget()) as client:
                 request = ChatRequest("check/new", str(job.model), _CHAT, _MAX_TOKENS)
-                if fault := _fault(_REPLY, await client.complete(request), request):
+                if fault := _reply_fault(await client.complete(request), request):
                     yield fault
 
 
@@ -200,17 +165,24 @@ async def _key_faults(connection: Connection) -> AsyncIterator[str]:
             os.environ[variable] = kept
 
 
-def _fault(rules: tuple[Rule, ...], found: Any, asked: Any) -> str | None:
-    """The first of these that is there."""
-    return next((said.format(found, asked) for said, is_absent in rules if not is_absent(found, asked)), None)
-
-
-def _seconds(backend: Any, name: str) -> bool:
-    return isinstance(value := getattr(backend, name, None), int | float) and value >= 0
-
-
-def _is_only(job: FineTuneJob, found: list[FineTuneJob]) -> bool:
-    return [(one.id, one.key) for one in found] == [(job.id, job.key)]
+def _reply_fault(reply: Any, request: ChatRequest) -> str | None:
+    """The first thing that is wrong with a reply."""
+    if not isinstance(reply, ChatReply):
+        return f"`complete` returned {type(reply).__name__}, not a ChatReply"
+    counts = prompt, completion = reply.prompt_tokens, reply.completion_tokens
+    if not (isinstance(reply.content, str | None) and isinstance(reply.reasoning, str)):
+        return "the content of a reply must be text or None, its reasoning text"
+    if reply.finish_reason not in _REASONS:
+        return f"finish_reason {reply.finish_reason!r} is none of {', '.join(_REASONS)}"
+    if not all(type(count) is int and count >= 0 for count in counts):
+        return f"token counts must be integers, not negative (got {prompt!r} and {completion!r})"
+    if reply.content and not all(counts):
+        return "a reply with content must count the tokens of prompt and reply, or no budget can be kept"
+    if completion > request.max_tokens:
+        return f"a reply has {completion} tokens, but max_tokens was {request.max_tokens}"
+    if request.schema is not None and "".join((reply.content or "").split()) not in _ANSWERS:
+        return f"holds_schemas is True, but a reply does not keep to the schema: {reply.content!r:.80}"
+    return None
 
 
 @asynccontextmanager

@@ -1,5 +1,4 @@
-"""What a provider is: the two small interfaces behind which it stands, `ChatClient` and `FineTuneBackend`, which kinds there are, and how
-long to wait before a repeat.
+"""Interfaces of a provider, `ChatClient` and `FineTuneBackend`; the kinds of providers; waits before a repeat.
 
 Decisions that matter here:
 - every call has a key that depends on the experiment alone (run, iteration, item, round, agent, attempt): the same call after a
@@ -63,7 +62,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """What came back. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by the price table.
+    """Answer to a call. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by the price table.
     reasoning: that the provider told apart from the content. cached_tokens: of prompt_tokens. reasoning_tokens: of completion_tokens.
     model, fingerprint: what answered, where that is told. refusal: what the provider said of a request that it refused.
 
@@ -158,7 +157,7 @@ class FineTuneBackend(Protocol):
         ...
 
     async def poll(self, job_id: str) -> FineTuneJob:
-        """How a job stands."""
+        """The present state of a job."""
         ...
 
     async def cancel(self, job_id: str) -> FineTuneJob:
@@ -215,7 +214,7 @@ def backoff_s(seed: int, key: str, attempt: int, first_s: float = FIRST_WAIT_S, 
 
 @dataclass(frozen=True)
 class Connection:
-    """What clients and backends are made of.
+    """Ingredients of clients and backends.
 
     settings: of the provider. name: in the config. run_dir: a backend may keep files there, called after `name`. host: what
     `Provider.start` returned. seed: of the run. max_in_flight: calls at once, at most. budget, throttle: what
@@ -234,7 +233,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Provider:
-    """How a kind of provider is put to work. Each function raises UserError for a missing key or library.
+    """Functions that put a kind of provider to work. Each function raises UserError for a missing key or library.
 
     chat: makes a client (none: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (none: it does not fine-tune).
     start, stop: of actors that all processes of a run share, from settings and the run folder. actors: those of what `start` returned that
@@ -274,7 +273,7 @@ def chat_client(connection: Connection) -> ChatClient:
 
 
 def fine_tune_backend(connection: Connection) -> FineTuneBackend:
-    """Who fine-tunes. Raises UserError for a missing key or library, or a kind that does not."""
+    """A backend that fine-tunes. Raises UserError for a missing key or library, or a kind that does not."""
     kind = provider_of(connection.settings)
     if kind.fine_tuning is None:
         raise UserError(f"providers.{connection.name}: {connection.settings.name} does not fine-tune; freeze its agents")

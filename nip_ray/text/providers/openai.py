@@ -50,14 +50,14 @@ FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("refusal", "sensitive", "guardrail_intervened", "content_filtered"), "content_filter"),
     **dict.fromkeys(("error", "abort", "other", "network_error", "insufficient_system_resource"), "unknown"),
 }
-"""What services say of how a reply ended; any other word is taken for "unknown", and such a reply is not used."""
+"""Words of services for how a reply ended; any other word counts as "unknown", and such a reply is not used."""
 REASONING = ("reasoning_content", "reasoning")
 """Where services put reasoning beside a message's content."""
 
 _OTHER_WORDS = "Hello"
-"""What `_is_refused_for_words` puts in the place of all that was said."""
+"""Stands in the place of all that was said, in `_is_refused_for_words`."""
 _NOT_YET = 5
-"""How often a call is repeated whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in time."""
+"""Repeats of a call whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in time."""
 _TRIED_TOKENS = 16
 _CAN_BE_LEFT_OUT = ("seed", "temperature", "top_p", "response_format", "reasoning_effort")
 
@@ -72,7 +72,7 @@ def idempotency_key(key: str) -> str:
 @dataclass
 class _Call:
     """A call on its way. worst: of one attempt. estimate: of its tokens. attempts: that failed. renamed: its limit of tokens was
-    sent by its other name. uncertain: what failed attempts may have cost. is_new: see `OpenAIChat._complete`.
+    sent by its other name. uncertain: what failed attempts may have cost. is_new: see `OpenAIChat.complete`.
     """
 
     request: ChatRequest
@@ -102,21 +102,17 @@ class OpenAIChat:
         self._warned: set[str] = set()
         self.prices = PriceList(provider.prices, needed=budget.in_usd)
 
-    async def complete(self, request: ChatRequest) -> ChatReply:
+    async def complete(self, request: ChatRequest, is_new: bool = True) -> ChatReply:
         """The reply to one call; one that is refused for what stands in it has the finish reason refused and no content.
 
-        Raises UserError for a key, model or request that the service does not accept, BudgetExhausted, and TrainingError when
-        `max_retries` more attempts did not help.
+        is_new: the model may be one that the service has made and does not know everywhere. Raises UserError for a key, model or request
+        that the service does not accept, BudgetExhausted, and TrainingError when `max_retries` more attempts did not help.
         """
-        return await self._complete(request)
-
-    async def _complete(self, request: ChatRequest, is_new: bool = True) -> ChatReply:
-        """See `complete`. is_new: the model may be one that the service has made and does not know everywhere."""
         price = self.prices.of(request.model)
         worst = worst_case(price, request.messages, request.max_tokens)
         call = _Call(request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens, is_new=is_new)
         while True:
-            outcome = await self._attempt(call)
+            outcome = self._settle(call, *await self._paid(call, request, call.worst))
             if isinstance(outcome, ChatReply):
                 self._answered.add(_form(request))
                 return outcome
@@ -142,7 +138,7 @@ class OpenAIChat:
             request = ChatRequest(f"check {name}", name, [{"role": "user", "content": _OTHER_WORDS}], _TRIED_TOKENS)
             said = None
             try:
-                await self._complete(request, is_new=False)
+                await self.complete(request, is_new=False)
             except Refused as error:
                 said = str(error)
             if said is not None:  # raised here, so that nothing hangs on it
@@ -170,22 +166,21 @@ class OpenAIChat:
         """Gives connections back."""
         await self._service.close()
 
-    async def _attempt(self, call: _Call) -> ChatReply | Failure:
-        """One request, with its money set aside before and settled after."""
+    async def _paid(self, call: _Call, request: ChatRequest, worst: Amount) -> tuple[Reservation, Any]:
+        """(what was set aside for a request on behalf of `call`, the parsed body of a success or a Failure)."""
         try:
-            reservation = await self._budget.reserve(call.worst)
+            reservation = await self._budget.reserve(worst)
         except BudgetExhausted as error:
             raise with_uncertain(error, call.uncertain) from None
         sent = False
         try:
             async with self._slots:
-                await self._limiter.acquire(call.estimate)
+                await self._limiter.acquire(estimated_prompt_tokens(request.messages) + request.max_tokens)
                 sent = True
-                outcome = await self._send(call.request)
+                return reservation, await self._send(request)
         except BaseException:
             reservation.lose() if sent else reservation.release()
             raise
-        return self._settle(call, reservation, outcome)
 
     async def _send(self, request: ChatRequest) -> Any:
         """The parsed body of a success, or a Failure."""
@@ -212,7 +207,11 @@ class OpenAIChat:
         asked = replace(call.request, key=f"{call.request.key}/other words", messages=messages)
         worst = worst_case(call.price, messages, asked.max_tokens)
         for attempt in range(self._provider.max_retries + 1):
-            outcome = await self._tried(call, asked, worst)
+            reservation, found = await self._paid(call, asked, worst)
+            is_free = isinstance(found, Failure) and not found.lost
+            reservation.release() if is_free else reservation.lose()
+            call.uncertain += NOTHING if is_free else worst
+            outcome = self._read(call, found)
             if not isinstance(outcome, Failure):
                 self._answered.add(_form(asked))
                 return True
@@ -221,23 +220,11 @@ class OpenAIChat:
             await asyncio.sleep(self._service.wait_s(outcome, asked.key, attempt))
         return False
 
-    async def _tried(self, call: _Call, asked: ChatRequest, worst: Amount) -> ChatReply | Failure:
-        """One request on behalf of `call`, to which its worst case is booked as uncertain unless the service refuses it."""
-        try:
-            reservation = await self._budget.reserve(worst)
-        except BudgetExhausted as error:
-            raise with_uncertain(error, call.uncertain) from None
-        outcome: Any = None
-        try:
-            async with self._slots:
-                await self._limiter.acquire(estimated_prompt_tokens(asked.messages) + asked.max_tokens)
-                outcome = await self._send(asked)
-        finally:
-            is_free = isinstance(outcome, Failure) and not outcome.lost
-            reservation.release() if is_free else reservation.lose()
-            call.uncertain += NOTHING if is_free else worst
-        reply = outcome if isinstance(outcome, Failure) else _read_reply(outcome, call)
-        return self._service.in_answer(outcome, asked.model) if reply is None else reply
+    def _read(self, call: _Call, outcome: Any) -> ChatReply | Failure:
+        """The reply in the parsed body of a success."""
+        if isinstance(outcome, Failure):
+            return outcome
+        return _read_reply(outcome, call) or self._service.in_answer(outcome, call.request.model)
 
     def _warn(self, message: str, about: str) -> None:
         """Once for each thing that it is about."""
@@ -256,9 +243,7 @@ class OpenAIChat:
 
     def _settle(self, call: _Call, reservation: Reservation, outcome: Any) -> ChatReply | Failure:
         """Book an attempt."""
-        reply = outcome if isinstance(outcome, Failure) else _read_reply(outcome, call)
-        if reply is None:
-            reply = self._service.in_answer(outcome, call.request.model)
+        reply = self._read(call, outcome)
         if not isinstance(reply, Failure):
             answer: Any = outcome
             word = str(answer["choices"][0].get("finish_reason"))
@@ -318,7 +303,7 @@ class OpenAIChat:
 
 
 def _form(request: ChatRequest) -> tuple[str, str, int]:
-    """What calls have in common whose settings are the same."""
+    """Equal for calls of the same settings."""
     return request.model, request.agent, request.max_tokens
 
 

@@ -13,8 +13,8 @@ import asyncio
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import AsyncIterable, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterable
+from typing import Any
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
@@ -22,8 +22,6 @@ from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.jobs import Busy
 from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, InDoubt, file_name
 from nip_ray.text.providers.openai_service import Failure, NotThere, OpenAIService, Refused
-
-T = TypeVar("T")
 
 _KEY = "nip_key"  # in a job's metadata
 _MARK = 16  # digits of the key at the end of a suffix
@@ -57,7 +55,7 @@ class OpenAIJobs:
         self.poll_interval_s, self.doubt_s = provider.poll_interval_s, provider.doubt_s
         self._provider = provider
         self._service = OpenAIService(provider, first_wait_s=first_wait_s)
-        self._client, self._where = self._service.sdk, self._service.where
+        self._client, self._where, self._patiently = self._service.sdk, self._service.where, self._service.patiently
         self._left_out: set[str] = set()
         """Members of creations that the service refuses."""
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -206,11 +204,8 @@ class OpenAIJobs:
         await asyncio.sleep(self._service.wait_s(failure, file_name(data), attempt))
         return None
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._service.patiently(call, "jobs")
-
     def _refused(self, failure: Failure, spec: FineTuneSpec) -> Exception:
-        """What an error in answer to a creation means."""
+        """The exception for an error in answer to a creation."""
         status = failure.status
         if status is None or status in (408, 409, 425) or status >= 500:
             return InDoubt(failure.message)

@@ -154,7 +154,7 @@ def is_about_words(said: str) -> bool:
 
 
 def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
-    """What an answer under status 200 is that holds no result: the error in it, or nothing that can be read."""
+    """The failure in an answer under status 200 without a result: the error in it, or nothing that can be read."""
     error = _error(body) if isinstance(body, dict) and body.get("error") else {}
     if not error:
         return lost(f"{where} sent something that is not what was asked for")
@@ -169,7 +169,7 @@ def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """What `retry-after-ms` or `retry-after` (seconds or a date) ask for, None without them. now: seconds since 1970."""
+    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or a date), None without them. now: seconds since 1970."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -219,7 +219,7 @@ def _flat(message: Any) -> str:
 
 
 def _page_text(page: str) -> str:
-    """What a page of a gateway says to who reads it: its title, and the beginning of its text."""
+    """Text of a gateway's page for people: its title, and the beginning of its text."""
     if "<" not in page:
         return page
     title = _TITLE.search(page)
@@ -289,7 +289,7 @@ class OpenAIService:
         self._redact = Redactor([provider.api_key_variable])
 
     def failure(self, error: Exception, model: str = "") -> Failure:
-        """What one of `errors` means; none of it is kept. model: that the request was for, if it was for one."""
+        """The failure behind one of `errors`; none of it is kept. model: that the request was for, if it was for one."""
         import aiohttp
         import openai
 
@@ -297,7 +297,9 @@ class OpenAIService:
             body = self._redact(error.response.text)  # before it is cut to length: part of a key would not be found
             variable = self.provider.api_key_variable
             return refused(error.status_code, body, error.response.headers, self.where, variable, model)
-        causes = _causes(error)
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:  # the SDK and its transport give their own names to what the network said
+            causes.append(cause)
         if any(isinstance(cause, require("httpx2", "text").DecodingError) for cause in causes):
             return lost(f"{self.where} sent something that is not JSON")
         for cause in causes:
@@ -314,7 +316,7 @@ class OpenAIService:
         return lost(f"the connection to {self.where} was lost ({type(causes[-1]).__name__})")
 
     def in_answer(self, body: Any, model: str = "") -> Failure:
-        """What an answer under status 200 is that holds no result. model: as in `failure`."""
+        """The failure in an answer under status 200 without a result. model: as in `failure`."""
         text = self._redact(json.dumps(body, default=str))
         return told_in_answer(json.loads(text), self.where, self.provider.api_key_variable, model)
 
@@ -323,7 +325,7 @@ class OpenAIService:
         jitter = backoff_s(self.seed, key, attempt, self._first_wait_s)
         return jitter if failure.wait_s is None else failure.wait_s + 0.1 * jitter
 
-    async def patiently(self, call: Callable[[], Awaitable[T]], key: str, max_retries: int | None = None) -> T:
+    async def patiently(self, call: Callable[[], Awaitable[T]], key: str = "jobs", max_retries: int | None = None) -> T:
         """The result of a request that may be repeated, and is while the failure is not ours. key: tells requests apart. max_retries: none
         for the provider's.
 
@@ -345,12 +347,3 @@ class OpenAIService:
     async def close(self) -> None:
         """Gives connections back."""
         await self.sdk.close()
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    """An exception and what led to it: the SDK and its transport give their own names to what the network said."""
-    found: list[BaseException] = []
-    while error is not None:
-        found.append(error)
-        error = error.__cause__
-    return found

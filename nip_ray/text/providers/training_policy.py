@@ -25,10 +25,8 @@ from torch import Tensor
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, is_ppo, not_finite, token_loss, token_weights
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Chat
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest
-from nip_ray.serving.training_data import completion_tokens
 from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import put_in_place
@@ -66,19 +64,6 @@ class ServicePolicy:
         self._start: Any = None
         self._start_logprobs: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
 
-    @property
-    def prompts_cut(self) -> int:
-        """See `Policy.prompts_cut`."""
-        return self.chat.prompts_cut
-
-    def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
-        """See `PolicyModel.prompt_tokens`."""
-        return self.chat.prompt_before(chat, reply_tokens)
-
-    def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
-        """See `PolicyModel.reply_tokens`."""
-        return completion_tokens(chat, reply, self.chat)
-
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Replies, in the order of the requests, all of which are sent at once."""
         types, asked = self._link.types, []
@@ -91,18 +76,18 @@ class ServicePolicy:
                 stop=sorted(self.chat.ends),
             )
             asked.append(self._sampler.sample(types.ModelInput.from_ints(list(request.prompt)), 1, params))
-        return [self._generation(request, self._link.result(one)) for request, one in zip(requests, asked, strict=True)]
-
-    def _generation(self, request: GenerationRequest, response: Any) -> Generation:
-        sequence = response.sequences[0]
-        tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or list[float]())
-        if not tokens or len(tokens) != len(logprobs):
-            raise TrainingError(f"the training service gave {len(tokens)} tokens with {len(logprobs)} log-probabilities for a reply")
-        reason = "length" if sequence.stop_reason == "length" else "stop"
-        return Generation(self.chat.opened + self.chat.text(tokens), tokens, reason, len(request.prompt), logprobs)
+        made = []
+        for request, one in zip(requests, asked, strict=True):
+            sequence = self._link.result(one).sequences[0]
+            tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or list[float]())
+            if not tokens or len(tokens) != len(logprobs):
+                raise TrainingError(f"the training service gave {len(tokens)} tokens with {len(logprobs)} log-probabilities for a reply")
+            reason = "length" if sequence.stop_reason == "length" else "stop"
+            made.append(Generation(self.chat.opened + self.chat.text(tokens), tokens, reason, len(request.prompt), logprobs))
+        return made
 
     def forget(self) -> None:
-        """What the service keeps is its own affair; log-probabilities of the start model are asked for again."""
+        """Ask again for log-probabilities of the start model; the service's caches are its own affair."""
         self._start_logprobs.clear()
 
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
@@ -246,14 +231,7 @@ class ServicePolicy:
         if not self.trained:
             raise TrainingError(f"{self.model}: this model is frozen")
         if self._client is None:
-            service = self._link.service()
-            if self._state is not None:
-                self._client = self._link.made(service.create_training_client_from_state_with_optimizer, self._state)
-            elif self.model.startswith(ADDRESS):
-                self._client = self._link.made(service.create_training_client_from_state, self.model.replace(SAMPLE, TRAIN))
-            else:
-                options = {"base_model": self.model, "rank": self._link.provider.lora_rank, "seed": self._seed}
-                self._client = self._link.made(service.create_lora_training_client, **options)
+            self._client = self._link.made(self._link.learner_of(self.model, self._seed, self._state))
         return self._client
 
     def _sampler_of(self, model: str) -> Any:

@@ -6,20 +6,18 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
 - such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal (`jobs.jsonl` in the
   backend's folder) says what was asked for, up to which step its weights are saved, and how it ended. So `find` asks the journal, and
   no creation is ever in doubt;
-- after a kill the loop continues from the last saved weights, optimiser included. Steps after those are done, and billed, again: at most
-  `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
+- after a kill the loop takes the same steps on from the last saved weights, optimiser included. Steps after those are done, and billed,
+  again: at most `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
 - a job is billed for every pass over tokens that the journal says was about to be asked for, those done again among them, each at the
   price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
-- the order of examples depends on the spec's seed and the epoch alone, so a job that was interrupted takes the same steps;
 - a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal.
 """
 
 import asyncio
 import hashlib
-import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from nip_ray.secrets import secret
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
+from nip_ray.serving.training_data import parse_examples
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
 from nip_ray.text.jobs import Journal
@@ -39,7 +38,7 @@ from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatReques
 from nip_ray.text.providers.openai_service import is_about_words
 
 ADDRESS = "tinker://"
-"""How the address of saved weights begins."""
+"""The beginning of the address of saved weights."""
 TRAIN, SAMPLE = "/weights/", "/sampler_weights/"
 """In such an address, of weights to learn from and to sample from; the rest is the same for both."""
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
@@ -75,12 +74,21 @@ class ServiceLink:
         return self._library.RestClient(base_url=self.provider.base_url, api_key=self._secret)
 
     def base_model(self, model: str) -> Any:
-        """What the service says of a base model. Raises UserError where it has none of that name."""
+        """The service's entry of a base model. Raises UserError where it has none of that name."""
         found = self.made(self.rest().get_server_capabilities)
         known = {entry.model_name: entry for entry in found.supported_models if entry.model_name}
         if model not in known:
             raise UserError(f"the training service has no model {model!r}; it has {', '.join(sorted(known)[:8]) or 'none'}")
         return known[model]
+
+    def learner_of(self, model: str, seed: int, state: str | None = None) -> Callable[[], Any]:
+        """The request for a client that learns: on from a `state` with its optimiser, from saved weights, or from new adapters."""
+        service = self.service()
+        if state is not None:
+            return partial(service.create_training_client_from_state_with_optimizer, state)
+        if model.startswith(ADDRESS):
+            return partial(service.create_training_client_from_state, model.replace(SAMPLE, TRAIN))
+        return partial(service.create_lora_training_client, base_model=model, rank=self.provider.lora_rank, seed=seed)
 
     def which(self, model: str) -> dict[str, str]:
         """A model as the service's calls name it: a base model, or the address of saved weights."""
@@ -103,10 +111,7 @@ class ServiceLink:
 
     def result(self, future: Any) -> Any:
         """The same for callers without an event loop."""
-        try:
-            return future.result()
-        except Exception as error:
-            raise self.told(error) from None
+        return self.made(lambda: future)
 
     def made(self, create: Any, *given: Any, **named: Any) -> Any:
         """The result of a request that is sent here, by a function that may itself fail."""
@@ -116,7 +121,7 @@ class ServiceLink:
             raise self.told(error) from None
 
     def told(self, error: BaseException) -> Exception:
-        """What a failure is to us."""
+        """The exception of ours for a failure of the library."""
         if isinstance(error, UserError | TrainingError):
             return error
         if type(error).__name__ in _NOT_ALLOWED:
@@ -229,7 +234,7 @@ class TrainingServiceJobs:
         loop.add_done_callback(lambda task: task.cancelled() or task.exception())  # the next poll reads it, if there is one
 
     async def _after(self, job_id: str, loop: asyncio.Task[None]) -> None:
-        """What to do about a loop that ended too early: begin it again, or give up."""
+        """Begin a loop that ended too early again, or give up."""
         error = None if loop.cancelled() else loop.exception()
         if error is None:
             return  # it has just ended as it should
@@ -253,10 +258,12 @@ class TrainingServiceJobs:
         assert created is not None
         spec = FineTuneSpec(**created["spec"])
         saved = self._journal.last("saved", id=job_id)
-        client = await self._client(spec, saved)
+        ended = self._journal.last("ended", model=spec.model)
+        model, seed = spec.model if ended is None else ended["state"], stable_seed(spec.seed, "adapters", spec.key) % 2**31
+        client = await made(self._link.learner_of(model, seed, None if saved is None else saved["path"]))
         try:
             examples = _examples((self._folder / "files" / created["file"]).read_bytes(), spec.method, client.get_tokenizer())
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+        except UserError as error:
             self._journal.append("ended", id=job_id, status="failed", error=f"the training data cannot be used: {error}")
             return
         reference = await self._reference(job_id, spec, client, examples)
@@ -270,18 +277,6 @@ class TrainingServiceJobs:
         state = await self._save(job_id, client, len(plan))
         model = (await client.save_weights_for_sampler(f"{job_id}-model")).path
         self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id))
-
-    async def _client(self, spec: FineTuneSpec, saved: dict[str, Any] | None) -> Any:
-        service = self._link.service()
-        if saved is not None:
-            return await made(service.create_training_client_from_state_with_optimizer, saved["path"])
-        ended = self._journal.last("ended", model=spec.model)
-        if ended is not None:
-            return await made(service.create_training_client_from_state, ended["state"])
-        if spec.model.startswith(ADDRESS):
-            return await made(service.create_training_client_from_state, spec.model)
-        rank, seed = self._link.provider.lora_rank, stable_seed(spec.seed, "adapters", spec.key) % 2**31
-        return await made(service.create_lora_training_client, base_model=spec.model, rank=rank, seed=seed)
 
     async def _reference(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Turn]]) -> list[list[float]]:
         """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are others."""
@@ -301,23 +296,18 @@ class TrainingServiceJobs:
 
     async def _step(self, spec: FineTuneSpec, client: Any, batch: list[list[Turn]], reference: list[list[float]]) -> None:
         """One optimiser step. Its request is sent before the gradients are there, as the service likes it."""
-        if spec.method == "supervised":
-            count = sum(len(example.reply) for row in batch for example in row)
-            data = [self._link.datum(example, weights=[1 / count] * len(example.reply)) for row in batch for example in row]
-            gradients = client.forward_backward(data, "cross_entropy")
-        else:
-            data, beta = (
-                [self._link.datum(example, weights=[1.0] * len(example.reply)) for pair in batch for example in pair],
-                BETA if spec.beta is None else spec.beta,
-            )
-            lengths = [len(example.reply) for pair in batch for example in pair]
+        flat, beta = [example for row in batch for example in row], BETA if spec.beta is None else spec.beta
+        lengths = [len(example.reply) for example in flat]
+        weight = 1 / sum(lengths) if spec.method == "supervised" else 1.0
+        data = [self._link.datum(example, weights=[weight] * len(example.reply)) for example in flat]
 
-            def loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-                sums = torch.stack([row[-length:].sum() for row, length in zip(logprobs, lengths)])
-                value = dpo_loss(sums.view(-1, 2), torch.tensor(reference, dtype=sums.dtype), beta)
-                return value - spec.nll_coefficient * sums[::2].sum() / sum(lengths[::2]), {}
+        def loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+            sums = torch.stack([row[-length:].sum() for row, length in zip(logprobs, lengths)])
+            value = dpo_loss(sums.view(-1, 2), torch.tensor(reference, dtype=sums.dtype), beta)
+            return value - spec.nll_coefficient * sums[::2].sum() / sum(lengths[::2]), {}
 
-            gradients = client.forward_backward_custom(data, loss)
+        supervised = spec.method == "supervised"
+        gradients = client.forward_backward(data, "cross_entropy") if supervised else client.forward_backward_custom(data, loss)
         rate = (LEARNING_RATE if spec.learning_rate is None else spec.learning_rate) * (spec.learning_rate_multiplier or 1.0)
         update = client.optim_step(self._link.types.AdamParams(learning_rate=rate))
         await gradients
@@ -394,19 +384,18 @@ def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
 
 
 def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Turn]]:
-    """One (supervised) or two (dpo: better, worse) examples for each line."""
-    rows = [json.loads(line) for line in data.splitlines()]
-    if method == "supervised":
-        return [[_example(tokenizer, row["messages"][:-1], row["messages"][-1])] for row in rows]
-    sides = ("preferred_output", "non_preferred_output")
-    return [[_example(tokenizer, row["input"]["messages"], row[side][0]) for side in sides] for row in rows]
+    """One (supervised) or two (dpo: better, worse) examples for each line. Raises UserError for a line of another form."""
 
+    def turn(chat: list[dict[str, Any]], said: str) -> Turn:
+        reply = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
+        return Turn(_format(tokenizer).prompt(chat), reply)
 
-def _example(tokenizer: Any, chat: list[dict[str, str]], last: dict[str, str]) -> Turn:
-    if last["role"] != "assistant":
-        raise ValueError("an example must end with the assistant's message")
-    reply = [*tokenizer.encode(last["content"], add_special_tokens=False), tokenizer.eos_token_id]
-    return Turn(_format(tokenizer).prompt(chat), reply)
+    found = parse_examples(data, method)
+    if method == "dpo":
+        return [[turn(one.messages, said) for said in (one.preferred, one.rejected)] for one in found]
+    if any(one.messages[-1]["role"] != "assistant" for one in found):
+        raise UserError("an example must end with the assistant's message")
+    return [[turn(one.messages[:-1], one.messages[-1]["content"])] for one in found]
 
 
 @lru_cache(maxsize=8)

@@ -1,1 +1,1 @@
-"""How language agents learn: expert iteration and MALT, stage by stage."""
+"""Learning of language agents: expert iteration and MALT, stage by stage."""

@@ -140,7 +140,7 @@ def _run_faults(config: TextExperimentConfig, rule: TextRule, prepared: Prepared
 
 
 def _learned(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, path: Path) -> list[Any]:
-    """What has been learned from, or, on tokens, the weights."""
+    """The lines that were learned from, or, on tokens, the weights."""
     if rule.advantages is not None:
         return [file.read_bytes() for file in sorted(path.glob("local/models/*/model.safetensors"))]
     items = {item.id: item for item in prepared.items["train"]}

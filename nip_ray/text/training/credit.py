@@ -1,4 +1,4 @@
-"""What every turn of an iteration was worth to its agent: returns from the protocol's payments, advantages by the rule."""
+"""Credit for every turn of an iteration: returns from the protocol's payments, advantages by the rule."""
 
 import math
 import reprlib
@@ -74,7 +74,7 @@ def credit(
 def advantages_of(
     advantages: TurnAdvantages, turns: AgentTurns, memory: Mapping[str, float], settings: Any
 ) -> tuple[Advantages, dict[str, float]]:
-    """What the rule of these settings gives. Raises UserError where that is not a finite number for each turn, and numbers to remember."""
+    """Advantages by the rule of these settings. Raises UserError unless that is a finite number for each turn, and numbers to keep."""
     place, given = f"algorithm {settings.name!r}: advantages", advantages(turns, memory, settings)
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Advantages) and isinstance(given[1], Mapping)):
         raise UserError(f"{place} gives {reprlib.repr(given)}, expected (Advantages(advantage_N), what to remember by name)")

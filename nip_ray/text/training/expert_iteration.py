@@ -128,7 +128,7 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
 
 
 def examples(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
-    """What `select` takes. A dialogue drawn twice gives its examples twice; one without a usable turn of the agent gives none."""
+    """Examples from the dialogues that `select` takes: twice from one drawn twice, none from one without a usable turn of the agent."""
     random, by_role = agent.random(), dict[str | None, list[Dialogue]]()
     for dialogue in dialogues:
         role = None if agent.settings.selection == "threshold" else agent.first_role(dialogue)

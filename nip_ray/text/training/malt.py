@@ -1,14 +1,13 @@
 """MALT: a tree of replies for each item, preference pairs from what the replies led to, and figures of the trees.
 
 Decisions that matter here:
-- a node is a dialogue so far; its children are independent samples of the next round, with the replies of all who speak in it. All
-  nodes of a tree share the episode seed; the path, one child number per round, tells samples apart;
+- a node is a dialogue so far, a leaf where it ends; its children are independent samples of the next round, with the replies of all who
+  speak in it. All nodes of a tree share the episode seed; the path, one child number per round, tells samples apart;
 - a node's expected reward is the mean, over the dialogues that end below it, of what the agent is paid from the node's own round on.
   So its own reward counts once for each leaf below (a sum over children that adds it only once would under-weight it);
 - a reply counts as positive by what the role pays that its agent knew of: replies to different prompts have thresholds of their own;
 - an expected reward that is the threshold but for rounding is positive, as in expert iteration;
-- the root counts: replies of the first round are compared and learned like all others;
-- a dialogue that ends early is a leaf where it ends; depths need not agree.
+- the root counts: replies of the first round are compared and learned like all others.
 Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training", 2024.
 """
 
@@ -28,7 +27,7 @@ from nip_ray.text.training.expert_iteration import ROUNDING, LearningAgent, Pair
 
 @dataclass(frozen=True)
 class Label:
-    """What a node is worth to one agent.
+    """Worth of a node to one agent.
 
     total: sum over the leaves below it of what the agent is paid from the node's round on. expected: their mean. positive: `expected` is
     at least the agent's threshold. has_both: some children are positive and some are not.
@@ -89,11 +88,11 @@ def _label(node: Node, branches: int, below: Sequence[Label], agent: str, least:
     return Label(total, expected, expected >= least - ROUNDING, has_both)
 
 
-def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario, seed: int, *, skip_equal: bool = True) -> Preferences:
+def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario, seed: int) -> Preferences:
     """One pair for every node that has both kinds of children and in whose children's round `agent` speaks.
 
-    The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. With `skip_equal`,
-    a pair of equal replies, which teaches nothing, is left out. Where others speak in the same round, the two differ in their replies too.
+    The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. A
+    pair of equal replies, which teaches nothing, is left out. Where others speak in the same round, the two differ in their replies too.
     """
     pairs: list[Pair] = []
     equal = invalid = 0
@@ -103,7 +102,7 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario,
         drawn = _draw(place, agent, seed)
         if drawn is None:
             invalid += 1
-        elif skip_equal and drawn[0] == drawn[1]:
+        elif drawn[0] == drawn[1]:
             equal += 1
         else:
             pairs.append(Pair(scenario.fenced_chat(place.node.dialogue, agent), *drawn, place.node.path))
@@ -156,7 +155,11 @@ def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dic
     for tree in trees:
         for key, mean in _tree_means(tree, agents).items():
             values[key].append(mean)
-    return {key: figure for name, x_T in values.items() for key, figure in _mean_and_std(name, x_T)}
+    figures: dict[str, float] = {}
+    for name, x_T in values.items():
+        base, slash, place = name.partition("/round=")
+        figures |= {name: float(np.mean(x_T)), f"{base}_std{slash}{place}": float(np.std(x_T))}
+    return figures
 
 
 def _tree_means(tree: LabelledNode, agents: Sequence[str]) -> dict[str, float]:
@@ -176,9 +179,3 @@ def _of_node(place: LabelledNode, agent: str) -> Iterator[tuple[str, int, float]
         yield "positive_share", played - 1, float(label.positive)
     if place.children:
         yield "has_both_share", played, float(label.has_both)
-
-
-def _mean_and_std(name: str, x_T: Sequence[float]) -> Iterator[tuple[str, float]]:
-    base, slash, place = name.partition("/round=")
-    yield name, float(np.mean(x_T))
-    yield f"{base}_std{slash}{place}", float(np.std(x_T))

@@ -1,4 +1,4 @@
-"""What dialogues say of the verifier, of everyone's pay and of how replies came about: flat metrics.
+"""Flat metrics of dialogues: about the verifier, everyone's pay, and how replies came about.
 
 Keys are relative, and the same as of tensor agents where they mean the same (`nip_ray.evaluation.metrics`): a caller puts ``train/`` or
 ``eval_sampled/`` before them. `docs/metrics.md` defines each.
@@ -83,7 +83,7 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: G
 
 
 def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean:
-    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.claims`."""
+    """Mean return of honest provers less that of lying ones; see `nip_ray.evaluation.claims`."""
     side_BA = sides(protocol, np.array([dialogue.seed for dialogue in dialogues], dtype=np.int64), _labels(dialogues))
     spoke = [{turn.agent for turns in dialogue.rounds for turn in turns} for dialogue in dialogues]
     spoke_BA = np.array([[agent in names for agent in protocol.agents] for names in spoke], dtype=bool).reshape(side_BA.shape)
@@ -92,7 +92,7 @@ def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean
 
 
 def judged(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Sequence[Dialogue]]:
-    """Who judges -> the dialogues as judged by it: "verifier" as they are, a member of a panel as if its vote were the verdict."""
+    """Judge -> the dialogues as judged by it: "verifier" as they are, a member of a panel as if its vote were the verdict."""
     if protocol.panel is None:
         return {"verifier": dialogues}
     votes = [rulebook(protocol).votes(dialogue.item.y, dialogue.rounds) for dialogue in dialogues]

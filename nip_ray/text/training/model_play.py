@@ -125,15 +125,15 @@ class ModelPlay:
         split: str,
         iteration: int,
     ) -> list[tuple[Answer, Reply]]:
-        """What a model of `group` says to each of these."""
+        """A model's answer to each of these, for agents of `group`."""
         requests, cut = [], []
         for one in asked:
-            before = model.prompts_cut
+            before = model.chat.prompts_cut
             own = self.agents[one.agent]
             place = (split, iteration, tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
             requests.append(
                 GenerationRequest(
-                    model.prompt_tokens(one.chat, own.reply_tokens),
+                    model.chat.prompt_before(one.chat, own.reply_tokens),
                     own.reply_tokens,
                     1.0 if own.temperature is None else own.temperature,
                     1.0 if own.top_p is None else own.top_p,
@@ -141,7 +141,7 @@ class ModelPlay:
                     schema=scenario.reply_schema(one.agent),  # of frozen agents alone (`prepare` sees to it)
                 )
             )
-            cut.append(model.prompts_cut > before)
+            cut.append(model.chat.prompts_cut > before)
         prompts = sum(len(request.prompt) for request in requests)
         bill = self.bills.ask(group, Use(len(requests), prompts, sum(request.max_tokens for request in requests)))
         made = []

@@ -20,11 +20,11 @@ from nip_ray.text.training.policies import Policy
 CHECKED = 64
 """Turns of each group whose log-probabilities are computed again where they were played ahead."""
 TasksOf = Callable[[int], tuple[LanguageScenario, Sequence[Task]]]
-"""What is played in an iteration (from 0)."""
+"""Iteration (from 0) -> its scenario and tasks."""
 
 
 class Plays(Protocol):
-    """Who plays: `ModelPlay`, or `PlayWorkers`. apart: with models of its own, by the weights that it last took."""
+    """A player of dialogues: `ModelPlay`, or `PlayWorkers`. apart: with models of its own, by the weights that it last took."""
 
     apart: bool
 
@@ -114,7 +114,7 @@ class Playing:
         self._by, self._past = (iteration - 1, weights) if weights else None, past
 
     def uncounted(self) -> Mapping[str, Use]:
-        """What was used, by group, for dialogues that are played again by who continues from a checkpoint of now."""
+        """Tokens, by group, of dialogues that are played again when a run continues from a checkpoint of now."""
         if self._ahead is None or self._ahead.exception() is not None:
             return {}
         return self._ahead.result().talk.used

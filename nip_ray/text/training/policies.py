@@ -1,4 +1,4 @@
-"""What plays and learns for a group of agents under policy gradient, whatever it is and wherever it runs."""
+"""Models that play and learn under policy gradient, one for a group of agents, wherever they run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,11 +8,10 @@ import torch
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
-from nip_ray.errors import UserError
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Chat
 from nip_ray.seeding import stable_seed
+from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.shelf import ModelFolders
@@ -24,28 +23,16 @@ from nip_ray.settings.providers import LocalProvider, ProviderSettings, Training
 class Policy(Protocol):
     """One set of weights that is sampled from and that learns.
 
-    samples_apart: what samples has weights of its own, as of the last `take`, so that it may be
+    chat: makes tokens of chats. samples_apart: what samples has weights of its own, as of the last `take`, so that it may be
     asked (from another thread) while a step is taken; else it samples by the weights that learn.
     """
 
+    chat: ChatFormat
     samples_apart: bool
 
     @property
     def steps(self) -> int:
         """Of learning, since it was made."""
-        ...
-
-    @property
-    def prompts_cut(self) -> int:
-        """How many chats have lost their middle in `prompt_tokens`, since it was made."""
-        ...
-
-    def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
-        """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
-        ...
-
-    def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
-        """The tokens by which it would say `reply` after a chat, with the one that ends it."""
         ...
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -134,8 +121,7 @@ def _first(config: TextExperimentConfig, group: str) -> tuple[LanguageAgentSetti
 
 
 def _local(provider: ProviderSettings) -> LocalProvider:
-    if not isinstance(provider, LocalProvider):  # the rules of the config see to it
-        raise UserError(f"providers: {getattr(provider, 'name', provider)} cannot learn by policy gradient")
+    assert isinstance(provider, LocalProvider)  # the rules of the config see to it
     return provider
 
 

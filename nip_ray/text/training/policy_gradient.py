@@ -255,7 +255,7 @@ class PolicyGradientTrainer:
         return row
 
     def _most(self, group: str, turns: Sequence[Turn], iteration: int) -> Use:
-        """What all steps on these turns come to."""
+        """Tokens of all steps on these turns."""
         rule = self._rule_of(group, iteration)
         passes = rule.num_epochs * self._provider(group).passes(is_ppo(rule, self._loss), bool(rule.kl_coefficient))
         return Use(training=passes * sum(len(turn.prompt) + len(turn.reply) for turn in turns))
@@ -330,7 +330,7 @@ class PolicyGradientTrainer:
                 self.progress(step + 1, rule.warmup_steps)
         for group in self._learners():
             if self.models[group].steps and self.rule.follows_start(self.groups[group][0]):
-                self._written(group, _start_name(group))
+                self.models[group].save(self._folder(group, _start_name(group)))
 
     def _learners(self) -> list[str]:
         return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
@@ -361,7 +361,7 @@ class PolicyGradientTrainer:
 
     def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
         model = self.models[group]
-        turns = [Turn(model.prompt_tokens(chat), model.reply_tokens(chat, reply)) for chat, reply in examples]
+        turns = [Turn(model.chat.prompt_before(chat), model.chat.reply(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
         with self._naming(f"{group}, warm-up"):
             model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
@@ -392,7 +392,7 @@ class PolicyGradientTrainer:
         model, own = self.models[self._group_of[agent]], self.agents[agent]
         temperature = 1.0 if own.temperature is None else own.temperature
         turns = [
-            Turn(model.prompt_tokens(chat, own.reply_tokens), model.reply_tokens(chat, reply), temperature=temperature)
+            Turn(model.chat.prompt_before(chat, own.reply_tokens), model.chat.reply(chat, reply), temperature=temperature)
             for chat in chats
             for reply in replies
         ]
@@ -429,7 +429,8 @@ class PolicyGradientTrainer:
     def _end(self, iteration: int) -> None:
         """Keep the models of a run that is over."""
         for group in self._learners():
-            self.state = self.state.group(group, model=self._written(group, f"{group}-{iteration:06d}"))
+            name = self.models[group].save(self._folder(group, f"{group}-{iteration:06d}"))
+            self.state = self.state.group(group, model=name)
         self.state = replace(self.state, stage="sample", over=True)
 
     def _save(self, iteration: int) -> None:
@@ -482,10 +483,6 @@ class PolicyGradientTrainer:
     def _folder(self, group: str, name: str) -> Path:
         """Where a group's model is kept under a name."""
         return home_of(self.config, group, self.folder.path) / "models" / name
-
-    def _written(self, group: str, name: str) -> str:
-        """Keep the group's model under a name; returns the name by which its provider serves it."""
-        return self.models[group].save(self._folder(group, name))
 
     @contextmanager
     def _naming(self, place: str) -> Iterator[None]:

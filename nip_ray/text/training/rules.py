@@ -37,7 +37,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TextRule:
-    """What is played in an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and `advantages`.
+    """The play of an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and `advantages`.
 
     settings: a frozen settings dataclass with a `name`, derived from `TextTrainingSettings` (examples, pairs) or `TokenTrainingSettings`
     (advantages). What is played of each item, its keys say: with `num_responses` a tree of that many replies at each node, with
@@ -69,7 +69,7 @@ class TextRule:
         return "num_responses" in keys_of(self.settings)
 
     def learned(self, played: Sequence[Any], agent: LearningAgent) -> list[Example] | Preferences:
-        """What `agent` learns by `examples` or `pairs`. Raises UserError where they give something else."""
+        """Examples or preferences of `agent`, by `examples` or `pairs`. Raises UserError where they give something else."""
         if self.pairs is None:
             assert self.examples is not None
             made = self.examples(played, agent)
@@ -81,7 +81,7 @@ class TextRule:
         return replace(found, pairs=_all_of(Pair, found.pairs, place))
 
     def told(self, played: Sequence[Any], protocol: Protocol, settings: Any, taken: Sequence[str] = ()) -> dict[str, float]:
-        """What `figures` gives, nothing without them. taken: names of other figures.
+        """Metrics by `figures`, none without it. taken: names of other figures.
 
         Raises UserError where that is no mapping from names to numbers, or has a name that is taken.
         """
@@ -93,7 +93,7 @@ class TextRule:
         return {name: float(value) for name, value in made.items()}
 
     def faults(self) -> Iterator[str]:
-        """What does not fit together."""
+        """Parts that do not fit together."""
         given = {name: getattr(self, name) for name in ("examples", "pairs", "advantages", "loss", "figures")}
         for name, way in given.items():
             if not callable(way) and (way is not None or name == "loss"):
@@ -191,7 +191,7 @@ class FineTuningSet:
 def fine_tuning_set(
     config: TextExperimentConfig, scenario: Any, run_dir: Path, items: Mapping[int, Any], iteration: int, agents: Sequence[str]
 ) -> FineTuningSet:
-    """What `agents`, who share a model, learn after `iteration` (from 0), agent by agent. items: the training items by id."""
+    """The set of `agents`, who share a model, after `iteration` (from 0), agent by agent. items: the training items by id."""
     settings, rule = fine_tuning_rule(config), rule_of(config.algorithm)
     first = 0 if settings.fine_tune_on_all_previous_rollouts else iteration
     played = [one for i in range(first, iteration + 1) for one in read_played(rule, run_dir, items, i)]
@@ -224,7 +224,7 @@ def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: 
 
 
 def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:
-    """What `agents` learn from dialogues of random replies: every own turn, up to the last; `warmup_agents` the scenario's own example
+    """The set of `agents` from dialogues of random replies: every own turn, up to the last; `warmup_agents` the scenario's own example
     about each dialogue's item."""
     lines: list[Line] = []
     figures: dict[str, float] = {}

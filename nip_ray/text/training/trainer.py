@@ -28,6 +28,7 @@ from nip_ray.config.text_rules import fine_tuning_rule, groups, language_agents,
 from nip_ray.errors import TrainingError
 from nip_ray.evaluation.report import write_report
 from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.transcripts import transcript_record
 from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.secrets import Redactor
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
@@ -37,6 +38,8 @@ from nip_ray.storage.identity import ExperimentResult, mark_finished, run_id
 from nip_ray.text.costs.budget import Reservation
 from nip_ray.text.costs.prices import NOTHING, Amount, Spending
 from nip_ray.text.dialogues.runner import (
+    AgentClient,
+    DialogueRunner,
     Progress,
     StageContext,
     check_stage,
@@ -49,7 +52,7 @@ from nip_ray.text.dialogues.runner import (
     write_trees,
 )
 from nip_ray.text.jobs import await_job, ended, ensure_job, job_key, next_attempt, worst, worst_of
-from nip_ray.text.parts import STATE, Parts, Prepared, Stage, TextState, base_state, first_state, save_state
+from nip_ray.text.parts import STATE, Parts, Prepared, Stage, TextState, base_state, first_state, save_state, with_base_models
 from nip_ray.text.providers.interface import encode
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.rules import FineTuningSet, fine_tuning_set, format_warmup_set, read_played, rule_of
@@ -131,9 +134,9 @@ class TextTrainer:
         """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they are the same."""
         tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.rule.format_warmup)
         drawn_as = replace(self._context("train"), split="rehearsal")  # seeds come from this name: another one gives other replies
-        dialogues = await self.parts.invented(drawn_as, tasks)
-        state = self.state
-        scenario = self.parts.scenario
+        state, scenario = self.state, self.parts.scenario
+        nobody = {agent: AgentClient(None, "", own) for agent, own in language_agents(self.config).items()}  # replies are random
+        dialogues = await DialogueRunner(scenario, nobody, drawn_as, 1).dialogues(tasks)
         sets = {group: format_warmup_set(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
         jobs = await self._start(sets, FORMAT_WARMUP, "supervised", self.rule.format_warmup_tuning)
         for group, job in (await self._finish(jobs)).items():
@@ -154,8 +157,7 @@ class TextTrainer:
         return state
 
     async def _log(self) -> TextState:
-        dialogues = self._played("train")
-        self._write_transcripts("", dialogues)
+        self._write_transcripts("", self._played("train"))
         return self.state
 
     async def _test(self) -> TextState:
@@ -198,8 +200,14 @@ class TextTrainer:
         return state
 
     async def _await_jobs(self) -> TextState:
-        state = self.state
-        for group, job in (await self._finish({group: self._known_job(key) for group, key in self._under_way().items()})).items():
+        state, made = self.state, dict[str, FineTuneJob]()
+        for group, key in self._under_way().items():
+            entry = self.parts.journal.last("job", key=key)
+            if entry is None:
+                path = self.parts.journal.path
+                raise TrainingError(f"{path} has lost the job that is waited for; resume the run to find it at the provider")
+            made[group] = FineTuneJob(entry["id"], key, "pending")
+        for group, job in (await self._finish(made)).items():
             state = state.group(group, model=job.model, job_key=None)
         return state
 
@@ -217,18 +225,13 @@ class TextTrainer:
         else:
             state = replace(state, stage=order[order.index(state.stage) + 1])
         if self.rerun and not state.over:
-            state = self.parts.base_models(state)
+            state = with_base_models(self.config, state)
         save_state(self.folder, state)
         self.state = state
         if state.iteration > iteration:
             self._track_models()
 
     # ----------------------------------------------------------------------------------------------------------- parts
-
-    @property
-    def protocol(self) -> Any:
-        """Who speaks when."""
-        return self.parts.scenario.protocol
 
     def trained_groups(self) -> list[str]:
         """The groups that are fine-tuned."""
@@ -255,11 +258,10 @@ class TextTrainer:
         check_stage(self.config.talk, self._played(split), hosted)
 
     def _played(self, split: str) -> list[Dialogue]:
-        path = rollout_file(self.folder.path, split, self.state.iteration)
-        return read_dialogues(path, self.parts.by_id[split])
+        return read_dialogues(rollout_file(self.folder.path, split, self.state.iteration), self.parts.by_id[split])
 
     def _write_transcripts(self, prefix: str, dialogues: Sequence[Dialogue]) -> None:
-        records = (self.parts.transcript(dialogue) for dialogue in dialogues[:TRANSCRIPTS])
+        records = (transcript_record(self.parts.scenario, dialogue) for dialogue in dialogues[:TRANSCRIPTS])
         iteration = self.state.iteration + 1
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration:06d}", records), iteration)
 
@@ -278,17 +280,17 @@ class TextTrainer:
         return fine_tuning_set(self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group])
 
     def _figures(self, split: str) -> dict[str, float]:
-        return dialogue_metrics(self._played(split), self.protocol, self.parts.kind.groups)
+        return dialogue_metrics(self._played(split), self.parts.scenario.protocol, self.parts.kind.groups)
 
     def _learning_figures(self, others: Iterable[str]) -> dict[str, float]:
-        """How much there is to learn, and what the rule says of what was played. others: names that there are already."""
+        """Sizes of fine-tuning sets, and the rule's own metrics. others: names that there are already."""
         found: dict[str, float] = {}
         for group in self.trained_groups():
             found |= {f"learn/{name}": value for name, value in self._fine_tuning_set(group).figures.items()}
         rule = rule_of(self.rule)
         if rule.figures is not None:
             played = read_played(rule, self.folder.path, self.parts.by_id["train"], self.state.iteration)
-            told = rule.told(played, self.protocol, self.rule, [name.removeprefix("train/") for name in others])
+            told = rule.told(played, self.parts.scenario.protocol, self.rule, [name.removeprefix("train/") for name in others])
             found |= {f"train/{name}": value for name, value in told.items()}
         return found
 
@@ -316,7 +318,7 @@ class TextTrainer:
             spending = self.parts.new_bills(job.key)
             reservation = self._reserved.pop(job.key, None) if ended(self.parts.journal, job.key) is not None else None
             if reservation is None:
-                self.parts.book(spending)
+                self.parts.budget.book(spending)
             else:
                 reservation.settle(spending)
         for job in done:
@@ -366,13 +368,6 @@ class TextTrainer:
             },
         )
 
-    def _known_job(self, key: str) -> FineTuneJob:
-        """A job that an earlier stage made, as far as the journal knows it. Raises TrainingError where it has lost it."""
-        entry = self.parts.journal.last("job", key=key)
-        if entry is None:
-            raise TrainingError(f"{self.parts.journal.path} has lost the job that is waited for; resume the run to find it at the provider")
-        return FineTuneJob(entry["id"], key, "pending")
-
     def _under_way(self) -> dict[str, str]:
         """Group -> the key of its job."""
         return {group: key for group in self.trained_groups() if (key := self.state.groups[group].job_key) is not None}
@@ -386,12 +381,12 @@ class TextTrainer:
         """Set money aside for all jobs that are not over, or for none. jobs: key -> what it can cost at most."""
         due = {key: amount for key, amount in jobs.items() if key not in self._reserved and ended(self.parts.journal, key) is None}
         if due:
-            held = await self.parts.reserve_for_jobs(sum(due.values(), NOTHING))
+            held = await self.parts.budget.reserve_for_jobs(sum(due.values(), NOTHING))
             self._reserved |= zip(due, held.split(due.values()), strict=True)
 
     def final_record(self) -> Mapping[str, Any] | None:
         """The figures of the last test, with intervals; None if there was none."""
-        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.protocol, self.parts.kind)
+        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.parts.scenario.protocol, self.parts.kind)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

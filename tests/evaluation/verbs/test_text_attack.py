@@ -33,7 +33,7 @@ from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import provider_thread
 
-OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
 ALONE = {"provider": "nobody", "model": "none"}
 
 
@@ -318,9 +318,7 @@ def test_an_attack_without_training_from_end_to_end(tmp_path: Path) -> None:
     belief = {"base": {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.1, 0.9]}}}
     told = {"name": "told", "marker": "SAY THAT IT HOLDS", "replies": REPLIES, "prior": [0.8, 0.2]}
     situation = "tests.text.cooperation:situation"
-    with provider_thread(
-        tmp_path, roles=[told, *roles(habit=0.8)], tables=belief, situation=situation, prices=PRICES, fsync=False
-    ) as provider:
+    with provider_thread(tmp_path, roles=[told, *roles(habit=0.8)], tables=belief, situation=situation, prices=PRICES) as provider:
         data = config(tmp_path, {"name": "expert_iteration", "rollouts_per_iteration": 20, "num_test_items": 60}, iterations=1)
         data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
         data["budget"] = {"usd": 1.0}

@@ -217,7 +217,7 @@ def test_the_summary_adds_up() -> None:
     budget.book(Spending.of_call("a", 1, 1, 7))
     budget.book(Spending.of_job("b", 1000, 3 * PUSD_PER_USD))
     budget.book(Spending(uncertain=Amount(PUSD_PER_USD, 50)))
-    found = budget.summary()
+    found = budget.spending.summary()
     assert (found["jobs"], found["tokens"], found["uncertain_usd"]) == (1, 1017, 1.0)
     assert found["usd"] == pytest.approx(3 + 130e-12)
     counts = {"calls": 2, "prompt_tokens": 11, "completion_tokens": 6, "training_tokens": 0, "usd": 130e-12}

@@ -17,7 +17,7 @@ from nip_ray.text.costs.prices import (
     price,
     price_of,
     pusd,
-    worst_call_cost,
+    worst_case,
     worst_prompt_tokens,
 )
 
@@ -76,7 +76,7 @@ def test_no_byte_tokenizer_needs_more_than_the_worst_case(texts: list[str]) -> N
     texts = [100 * text for text in texts]  # so that what stands around a message is small beside it
     messages = [{"role": "user", "content": text} for text in texts]
     assert worst_prompt_tokens(messages) >= sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    assert worst_call_cost(Price(1, 10), worst_prompt_tokens(messages), 7) == worst_prompt_tokens(messages) + 70
+    assert worst_case(Price(1, 10), messages, 7).pusd == worst_prompt_tokens(messages) + 70
 
 
 def test_a_model_without_a_price_warns_once_or_is_refused() -> None:
@@ -86,6 +86,6 @@ def test_a_model_without_a_price_warns_once_or_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert prices.of("llama") == Price()
-        prices.require(["gpt-4o", "llama"])
+        [prices.of(model) for model in ("gpt-4o", "llama")]
     with pytest.raises(UserError, match=r"no price for 'llama', and budget\.usd"):
-        PriceList(TABLE, needed=True).require(["gpt-4o", "llama"])
+        PriceList(TABLE, needed=True).of("llama")

@@ -277,4 +277,4 @@ def test_the_ledger_is_what_the_server_billed(tmp_path: Path, monkeypatch: pytes
     assert found.amount.pusd == budget.spending.amount.pusd == billed > 0
     assert found.uncertain == budget.spending.uncertain
     assert len(server.bills) == 60
-    assert json.dumps(budget.summary())
+    assert json.dumps(budget.spending.summary())

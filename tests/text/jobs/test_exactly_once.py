@@ -398,7 +398,7 @@ DETAILS = {"late_s": 1.0, "registered_after_s": 0.2, "limit": 3}
 @pytest.mark.crash
 def test_no_duplicates_under_kills_and_faults(tmp_path: Path) -> None:
     """Trials killed up to 4 times each, with all kinds of faults at once and a clock that is hours wrong."""
-    with provider_process(tmp_path, job_s=3600, faults=EVERY, fault_details=DETAILS, skew_s=-9000.0, fsync=False) as provider:
+    with provider_process(tmp_path, job_s=3600, faults=EVERY, fault_details=DETAILS, skew_s=-9000.0) as provider:
         results = run_trials(provider, tmp_path / "trials", 0, 24)
         check_trials(provider, results, 24)
         assert sum(result["kills"] for result in results) > 45

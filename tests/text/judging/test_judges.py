@@ -18,7 +18,7 @@ from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_tex
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.providers import PriceSettings
-from nip_ray.text.costs.prices import price, worst_prompt_tokens
+from nip_ray.text.costs.prices import price, usd, worst_prompt_tokens
 from nip_ray.text.judging.judge_prompts import render
 from nip_ray.text.judging.judges import (
     FORMAT,
@@ -288,15 +288,13 @@ def test_calls_on_their_way_come_back_when_one_fails() -> None:
 def test_a_plan_bounds_what_is_spent() -> None:
     scenario = scenario_of("nip")
     dialogues = [played(scenario, number, stubborn) for number in range(4)]
-    found = plan(dialogues, scenario, [*NAMES, FORMAT], "judge-model", JudgeOptions(max_tokens=8))
-    assert (found.calls, found.worst_calls) == (16, 64)
+    cost = price(PriceSettings(input=0.15, output=0.6))
+    found = plan(dialogues, scenario, [*NAMES, FORMAT], "judge-model", JudgeOptions(max_tokens=8), cost)
     client = Scripted(lambda request: "perhaps")
     run(dialogues, scenario, NAMES, client, max_tokens=8)
-    assert len(client.requests) == found.worst_calls
-    assert found.worst_prompt_tokens == sum(worst_prompt_tokens(request.messages) for request in client.requests)
-    assert found.worst_reply_tokens == sum(request.max_tokens for request in client.requests) == 512
-    cost = found.worst_cost_pusd(price(PriceSettings(input=0.15, output=0.6)))
-    assert cost == 150_000 * found.worst_prompt_tokens + 600_000 * 512
+    assert (found["calls"], found["calls at most"]) == (16, 64) == (16, len(client.requests))
+    prompts, replies = (sum(tokens) for tokens in zip(*((worst_prompt_tokens(one.messages), one.max_tokens) for one in client.requests)))
+    assert found["usd at most"] == usd(150_000 * prompts + 600_000 * replies)
 
 
 def test_format_of_the_verifier() -> None:

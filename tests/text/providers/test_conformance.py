@@ -23,7 +23,7 @@ from nip_ray.text.providers.conformance import check_provider
 from nip_ray.text.providers.dummy import DummyJobs
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from tests.text.provider import API_KEY, provider_thread
-from tests.text.provider_steps import Server
+from tests.text.training_service import BIGRAMS, KEY, Service
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
@@ -31,16 +31,16 @@ pytestmark = pytest.mark.usefixtures("no_plugins")
 def test_openai(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", API_KEY)
     roles = [{"name": "any", "marker": "", "replies": ['{"prime": "yes"}']}]
-    with provider_thread(tmp_path, roles=roles, base_models=["base"], fsync=False) as provider:
+    with provider_thread(tmp_path, roles=roles, base_models=["base"]) as provider:
         settings = OpenAIProvider(base_url=provider.base_url, api_key_variable="TEST_KEY", poll_interval_s=0.02, doubt_s=0.2, max_retries=2)
         check_provider(settings, "base")
         assert len(provider.jobs()) == 1
 
 
 def test_training_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", Server.key)
-    monkeypatch.setitem(sys.modules, "tinker", Server())  # type: ignore[arg-type]
-    check_provider(TrainingServiceProvider(), "bigrams")
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setitem(sys.modules, "tinker", Service())  # type: ignore[arg-type]
+    check_provider(TrainingServiceProvider(), BIGRAMS)
 
 
 @pytest.mark.slow

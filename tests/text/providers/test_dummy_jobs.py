@@ -1,11 +1,11 @@
-"""`DummyJobs`: found after a restart, damaged files told."""
+"""`DummyJobs`: found after a restart."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.text.jobs import Journal, await_job, ensure_job
 from nip_ray.text.providers.dummy import DummyJobs
@@ -15,7 +15,7 @@ SPEC = FineTuneSpec("k" * 64, "dpo", "base", "s", 3, 50, num_epochs=2)
 
 def test_jobs_succeed_at_once_and_are_found_again(tmp_path: Path) -> None:
     async def run(journal: Journal) -> None:
-        backend = DummyJobs(tmp_path / "dummy.json")
+        backend = DummyJobs(tmp_path / "dummy.jsonl")
         await backend.check("base", "dpo")
         job = await await_job(backend, journal, await ensure_job(backend, journal, SPEC, b"{}\n", "x"))
         assert (job.id, job.model, job.trained_tokens) == ("dummy-000000", "base-ft", 100)
@@ -28,10 +28,3 @@ def test_jobs_succeed_at_once_and_are_found_again(tmp_path: Path) -> None:
     for name in ("journal", "journal", "another journal"):
         with Journal(tmp_path / name) as journal:
             asyncio.run(run(journal))
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2, "jobs": []}', '{"version": 1, "jobs": [{"id": "x", "surprise": 1}]}'])
-def test_damaged_files(tmp_path: Path, content: str) -> None:
-    (tmp_path / "dummy.json").write_text(content)
-    with pytest.raises(UserError, match=r"dummy\.json cannot be used"):
-        DummyJobs(tmp_path / "dummy.json")

@@ -5,20 +5,27 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
+from nip_ray.config.load import config_from_dict
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
 from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, uncertain_of
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from nip_ray.text.providers.openai import OpenAIChat
 from nip_ray.text.providers.openai_service import OpenAIService, refused, retry_after_s
+from tests.docs.blocks import ROOT, blocks_of
+from tests.text import provider_service
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
+from tests.text.provider import provider_thread
 
 PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}
 
@@ -292,6 +299,18 @@ def test_a_list_that_cannot_be_read_ends_nothing(server: ChatServer, fault: str)
             r"404: Not Found; check base_url \(of most services it ends in /v1\) and the model",
         ),
         ("answer 404 <html><title>nginx</title><body>Not here</body></html>", UserError, "404: nginx: nginx Not here; check base_url"),
+        # vLLM's, whose codes are numbers and whose guard knows text alone
+        (
+            says(404, "The model `gpt-4o-mini` does not exist.", type="NotFoundError", param="model", code=404),
+            UserError,
+            r"has no model 'gpt-4o-mini' \(The model `gpt-4o-mini` does not exist",
+        ),
+        ('answer 401 {"error": "Unauthorized"}', UserError, r"does not know the key in \$OPENAI_API_KEY"),
+        (
+            says(400, "This model's maximum context length is 8192 tokens. However, you requested 9002.", type="BadRequestError", code=400),
+            UserError,
+            "maximum context length is 8192 tokens",
+        ),
     ],
 )
 def test_what_a_service_said_is_passed_on(server: ChatServer, told: str, kind: type[Exception], message: str) -> None:
@@ -352,6 +371,29 @@ def test_an_unknown_certificate_is_named(server: ChatServer, monkeypatch: pytest
     assert type(failure.error()) is UserError
 
 
+def test_members_without_a_value_are_as_good_as_none(server: ChatServer) -> None:
+    """As vLLM sends them."""
+    server.plan = lambda attempt: "nulls"
+    reply = complete(server)
+    assert (len(reply.content or ""), reply.finish_reason, reply.reasoning, reply.cached_tokens) == (128, "stop", "", 0)
+    assert reply.completion_tokens == server.bills[0].completion_tokens
+
+
+def test_the_config_for_a_served_vllm_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of docs/serving.md, at a service without fine-tuning jobs."""
+    (block,) = [one for one in blocks_of(ROOT / "docs" / "serving.md") if one.language == "yaml" and "provider: vllm" in one.text]
+    data = parse_yaml(block.text, str(block))
+    data["scenario"]["data"] = {"source": "built_in", "num_train": 2, "num_test": 2}
+    rule = {"name": "expert_iteration", "rollouts_per_iteration": 4, "num_test_items": 2}
+    says = [{"name": "any", "marker": "", "replies": ['{"message": null, "decision": "accept"}']}]
+    monkeypatch.setenv("OPENAI_API_KEY", provider_service.API_KEY)
+    with provider_thread(tmp_path, roles=says, base_models=["qwen"], has_fine_tuning=False) as provider:
+        data["providers"]["vllm"]["base_url"] = provider.base_url
+        metrics = run_experiment(config_from_dict({**data, "iterations": 1, "algorithm": rule}), tmp_path / "run", quiet=True).metrics
+        assert {bill["model"] for bill in provider.ledger("chat")} == {"qwen"}
+    assert metrics["train/verifier/undecided"] == metrics["train/verifier/invalid_share"] == 0
+
+
 def test_content_in_parts(server: ChatServer) -> None:
     server.plan = lambda attempt: "parts"
     reply = complete(server)
@@ -388,7 +430,7 @@ def test_who_answered_and_hidden_and_cached_tokens_are_known(server: ChatServer)
     (bill,) = server.bills
     assert reply.completion_tokens == bill.completion_tokens + 10
     assert reply.cost_pusd == 150_000 * (bill.prompt_tokens - 3) + 50_000 * 3 + 600_000 * (bill.completion_tokens + 10)
-    detail = budget.summary()["detail"]["gpt-4o-mini"]
+    detail = budget.spending.summary()["detail"]["gpt-4o-mini"]
     assert (detail["cached_prompt_tokens"], detail["reasoning_tokens"]) == (3, 5)
     assert detail["answered_by"] == {"gpt-4o-mini-2024-07-18 fp_1": 1}
 

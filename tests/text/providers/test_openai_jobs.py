@@ -117,7 +117,7 @@ def test_services_that_ignore_the_filter_or_drop_metadata(tmp_path: Path, odd: d
         assert [job.key for job in await backend.find(second)] == [second]
         assert await backend.find("f" * 64) == []
 
-    with provider_thread(tmp_path, fsync=False, **odd) as provider:
+    with provider_thread(tmp_path, **odd) as provider:
         using(provider, use)
 
 

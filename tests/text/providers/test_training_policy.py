@@ -14,7 +14,7 @@ from nip_ray.serving.word_model import save_word_model
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import LocalProvider, TrainingServiceProvider, WordModelSettings
 from nip_ray.text.providers.training_policy import ServicePolicy
-from tests.text.provider_policy import KEY, MODEL, Service
+from tests.text.training_service import KEY, MODEL, Service
 
 CHATS = [[{"role": "user", "content": said}] for said in ("a b", "b", "c a b")]
 PROVIDER = TrainingServiceProvider()
@@ -35,7 +35,7 @@ def local(folder: Path) -> PolicyModel:
 
 
 def requests(policy: Any, seed: int) -> list[GenerationRequest]:
-    return [GenerationRequest(policy.prompt_tokens(chat, 6), 6, seed=seed + number) for number, chat in enumerate(CHATS * 2)]
+    return [GenerationRequest(policy.chat.prompt_before(chat, 6), 6, seed=seed + number) for number, chat in enumerate(CHATS * 2)]
 
 
 def turns(policy: Any, seed: int = 0) -> list[Turn]:
@@ -62,7 +62,7 @@ def test_its_steps_are_those_of_a_model_here(folder: Path, rule: dict[str, Any])
     """After a supervised step, from which the start model is, three on turns that older and older weights have drawn."""
     service, settings = Service(folder), PolicyGradientSettings(learning_rate=0.02, warmup_learning_rate=0.05, **rule)
     there, here = service_policy(service), local(folder)
-    learned = [Turn(here.prompt_tokens(chat), here.reply_tokens(chat, "a c")) for chat in CHATS]
+    learned = [Turn(here.chat.prompt_before(chat), here.chat.reply(chat, "a c")) for chat in CHATS]
     assert there.supervised_step(learned, settings) == pytest.approx(here.supervised_step(learned, settings), rel=1e-4)
     there.save(folder.parent / "start")
     there.keep_start(folder.parent / "start")

@@ -18,23 +18,23 @@ from nip_ray.text.costs.prices import BudgetExhausted, price_list
 from nip_ray.text.jobs import Journal, await_job, ensure_job
 from nip_ray.text.providers.interface import ChatRequest, MeteredChat, dpo_line, encode, supervised_line
 from nip_ray.text.providers.training_service import TrainingServiceChat, TrainingServiceJobs, dpo_loss, steps
-from tests.text import provider_policy, provider_steps
-from tests.text.provider_steps import Server
+from tests.text import training_service
+from tests.text.training_service import BIGRAMS, KEY, Service, V
 
 T = TypeVar("T")
 CHAT = [{"role": "user", "content": "well?"}]
 DATA = encode([supervised_line(CHAT, text) for text in ("abc", "abd", "abc", "abc", "xyz")])
 PAIRS = encode([dpo_line(CHAT, "abc", "xyz")] * 5)
-SPEC = FineTuneSpec("5e" * 32, "supervised", "bigrams", "s", 5, 50, num_epochs=8, batch_size=2, learning_rate=0.05)
+SPEC = FineTuneSpec("5e" * 32, "supervised", BIGRAMS, "s", 5, 50, num_epochs=8, batch_size=2, learning_rate=0.05)
 PROVIDER = TrainingServiceProvider(max_retries=3, prices={"_default": PriceSettings(input=1.0, output=2.0)})
 
 
 @pytest.fixture(autouse=True)
 def the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_API_KEY", Server.key)
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
 
 
-def using(server: Server, folder: Path, use: Callable[[TrainingServiceJobs], Awaitable[T]], every: int = 3) -> T:
+def using(server: Service, folder: Path, use: Callable[[TrainingServiceJobs], Awaitable[T]], every: int = 3) -> T:
     async def run() -> T:
         backend = TrainingServiceJobs(PROVIDER, folder, server, checkpoint_every=every, poll_interval_s=0.005, first_wait_s=0.001)
         try:
@@ -45,7 +45,7 @@ def using(server: Server, folder: Path, use: Callable[[TrainingServiceJobs], Awa
     return asyncio.run(run())
 
 
-def finish(server: Server, folder: Path, spec: FineTuneSpec = SPEC, data: bytes = DATA, every: int = 3) -> Any:
+def finish(server: Service, folder: Path, spec: FineTuneSpec = SPEC, data: bytes = DATA, every: int = 3) -> Any:
     """The job, by the way that the trainer goes."""
 
     async def use(backend: TrainingServiceJobs) -> Any:
@@ -54,6 +54,10 @@ def finish(server: Server, folder: Path, spec: FineTuneSpec = SPEC, data: bytes 
             return await await_job(backend, journal, await ensure_job(backend, journal, spec, data, "x"))
 
     return using(server, folder, use, every)
+
+
+def table(server: Service, model: str) -> torch.Tensor:
+    return server.kept[model]["weights"]["table"]
 
 
 def test_the_loss_is_the_papers() -> None:
@@ -71,34 +75,34 @@ def test_every_example_is_taken_once_an_epoch() -> None:
 
 
 def test_supervised_learning(tmp_path: Path) -> None:
-    server = Server()
+    server = Service()
     job = finish(server, tmp_path, replace(SPEC, num_epochs=40))
     assert job.trained_tokens == 40 * 5 * (len("<user>well?<assistant>") + 4)
-    weights = server.kept[job.model][0]
+    weights = table(server, job.model)
     p = weights[ord("b")].softmax(0)
     assert [p[ord("c")].item(), p[ord("d")].item()] == pytest.approx([0.75, 0.25], abs=0.12)
-    assert weights[ord("u")].equal(torch.zeros(provider_steps.V, dtype=torch.float64))  # prompts are not learnt
+    assert weights[ord("u")].equal(torch.zeros(V, dtype=torch.float64))  # prompts are not learnt
 
 
 def test_dpo(tmp_path: Path) -> None:
     """The better reply gains on the worse; going on from the first model starts from its weights."""
-    server = Server()
+    server = Service()
     first = finish(server, tmp_path)
     second = finish(server, tmp_path, replace(SPEC, key="6f" * 32, method="dpo", model=first.model, beta=0.5), PAIRS)
-    before, after = (server.kept[job.model][0][ord(">")].log_softmax(0) for job in (first, second))
+    before, after = (table(server, job.model)[ord(">")].log_softmax(0) for job in (first, second))
     assert (after[ord("a")] - after[ord("x")]) > (before[ord("a")] - before[ord("x")]) + 0.5
     assert server.requests["forward"] == 1
     spec = replace(SPEC, key="7f" * 32, method="dpo", model=first.model, beta=0.5, nll_coefficient=2.0)
-    held = server.kept[finish(server, tmp_path, spec, PAIRS).model][0][ord(">")].log_softmax(0)
+    held = table(server, finish(server, tmp_path, spec, PAIRS).model)[ord(">")].log_softmax(0)
     assert held[ord("a")] > after[ord("a")] + 0.1, "and in itself, where that is asked for"
 
 
 @pytest.mark.parametrize("method", ["supervised", "dpo"])
 def test_interrupted_at_any_step_it_ends_with_the_same_weights(tmp_path: Path, method: Any) -> None:
     spec, data = (SPEC, DATA) if method == "supervised" else (replace(SPEC, method="dpo"), PAIRS)
-    straight = Server()
-    expected = straight.kept[finish(straight, tmp_path / "straight", spec, data).model][0]
-    server, folder = Server(), tmp_path / "interrupted"
+    straight = Service()
+    expected = table(straight, finish(straight, tmp_path / "straight", spec, data).model)
+    server, folder = Service(), tmp_path / "interrupted"
 
     async def a_while(backend: TrainingServiceJobs) -> None:
         jobs = await backend.find(spec.key)
@@ -111,7 +115,7 @@ def test_interrupted_at_any_step_it_ends_with_the_same_weights(tmp_path: Path, m
     for _ in range(4):
         using(server, folder, a_while)
     job = finish(server, folder, spec, data)
-    assert torch.equal(server.kept[job.model][0], expected)
+    assert torch.equal(table(server, job.model), expected)
     assert server.requests["create"] >= 4
     repeated = server.requests["optim_step"] - straight.requests["optim_step"]
     assert 0 < repeated <= 4 * 3
@@ -120,10 +124,10 @@ def test_interrupted_at_any_step_it_ends_with_the_same_weights(tmp_path: Path, m
 
 
 def test_lost_answers_are_got_over_and_a_lost_service_is_told(tmp_path: Path) -> None:
-    straight, server = Server(), Server()
-    expected = straight.kept[finish(straight, tmp_path / "straight").model][0]
+    straight, server = Service(), Service()
+    expected = table(straight, finish(straight, tmp_path / "straight").model)
     server.fail.update(forward_backward=1, save_state=1, create=1)
-    assert torch.equal(server.kept[finish(server, tmp_path / "shaky").model][0], expected)
+    assert torch.equal(table(server, finish(server, tmp_path / "shaky").model), expected)
     server.fail.update(create=100)
     with pytest.raises(TrainingError, match="APIConnectionError"):
         finish(server, tmp_path / "gone")
@@ -133,18 +137,18 @@ def test_lost_answers_are_got_over_and_a_lost_service_is_told(tmp_path: Path) ->
 
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="it has bigrams"):
-        finish(Server(), tmp_path / "a", replace(SPEC, model="other"))
+        finish(Service(), tmp_path / "a", replace(SPEC, model="other"))
     with pytest.raises(UserError, match="made by another run"):
-        finish(Server(), tmp_path / "e", replace(SPEC, model="tinker://x/sampler_weights/y"))
+        finish(Service(), tmp_path / "e", replace(SPEC, model="tinker://x/sampler_weights/y"))
     with pytest.raises(TrainingError, match="training data cannot be used"):
-        finish(Server(), tmp_path / "b", data=b'{"messages": [{"role": "user", "content": "x"}]}\n')
+        finish(Service(), tmp_path / "b", data=b'{"messages": [{"role": "user", "content": "x"}]}\n')
     monkeypatch.setenv("TINKER_API_KEY", "wrong-and-secret")
     with pytest.raises(UserError, match=r"\$TINKER_API_KEY") as caught:
-        finish(Server(), tmp_path / "c")
+        finish(Service(), tmp_path / "c")
     assert "secret" not in str(caught.value)
     monkeypatch.delenv("TINKER_API_KEY")
     with pytest.raises(UserError, match="TINKER_API_KEY is not set"):
-        finish(Server(), tmp_path / "d")
+        finish(Service(), tmp_path / "d")
 
 
 def test_cancelled(tmp_path: Path) -> None:
@@ -155,11 +159,11 @@ def test_cancelled(tmp_path: Path) -> None:
         assert (await backend.cancel(job.id)).status == "cancelled"
         assert [found.status for found in await backend.find(SPEC.key)] == ["cancelled"]
 
-    using(Server(), tmp_path, use)
+    using(Service(), tmp_path, use)
 
 
 def test_chats(tmp_path: Path) -> None:
-    server = Server()
+    server = Service()
     model = finish(server, tmp_path, replace(SPEC, num_epochs=60), encode([supervised_line(CHAT, "abc")])).model
     budget = Budget()
 
@@ -174,8 +178,8 @@ def test_chats(tmp_path: Path) -> None:
     assert (reply.content, reply.finish_reason, reply.completion_tokens) == ("abc", "stop", 4)
     assert reply.cost_pusd == reply.prompt_tokens * 1_000_000 + 4 * 2_000_000
     assert budget.spending.amount.pusd == reply.cost_pusd
-    assert asyncio.run(ask("k", model="bigrams")) == asyncio.run(ask("k", model="bigrams"))
-    assert asyncio.run(ask("k", model="bigrams")) != asyncio.run(ask("l", model="bigrams"))
+    assert asyncio.run(ask("k", model=BIGRAMS)) == asyncio.run(ask("k", model=BIGRAMS))
+    assert asyncio.run(ask("k", model=BIGRAMS)) != asyncio.run(ask("l", model=BIGRAMS))
     assert asyncio.run(ask("k", max_tokens=2, temperature=0.0)).finish_reason == "length"
     server.fail.update(sample=1)
     with pytest.raises(TrainingError, match="APIConnectionError"):
@@ -191,10 +195,9 @@ def test_chats(tmp_path: Path) -> None:
 def test_the_stand_in_has_the_librarys_signatures() -> None:
     """Where the library is installed: every name and parameter that is used here exists there."""
     tinker = pytest.importorskip("tinker")
-    ours = {provider_steps: ("ServiceClient", "TrainingClient", "SamplingClient"), provider_policy: ("TrainingClient", "SamplingClient")}
-    pairs = [(getattr(module, name), getattr(tinker, name)) for module, names in ours.items() for name in names]
-    for stand_in, theirs in [*pairs, (provider_policy.Service, tinker.ServiceClient), (provider_policy.Service, tinker.RestClient)]:
+    ours = [(getattr(training_service, name), getattr(tinker, name)) for name in ("TrainingClient", "SamplingClient")]
+    for stand_in, theirs in [*ours, (Service, tinker.ServiceClient), (Service, tinker.RestClient)]:
         for method, function in inspect.getmembers(stand_in, inspect.isfunction):
-            if method.startswith("_") or method == "logprobs" or (stand_in is provider_policy.Service and not hasattr(theirs, method)):
+            if method.startswith("_") or method in ("logprobs", "weights") or (stand_in is Service and not hasattr(theirs, method)):
                 continue
             assert set(inspect.signature(function).parameters) <= set(inspect.signature(getattr(theirs, method)).parameters), method

@@ -176,13 +176,10 @@ def one_level(*kinds: tuple[str, float, bool]) -> LabelledNode:
     return label_tree(replace(root, children=children), AGENTS, mids)
 
 
-def test_equal_replies_are_counted_and_may_be_kept() -> None:
+def test_equal_replies_are_counted_and_left_out() -> None:
     tree = one_level(("same", 1.0, False), ("same", -1.0, False))
     found = preference_pairs(tree, "verifier", tiny("nip"), 0)
     assert (found.pairs, found.equal, found.invalid) == ([], 1, 0)
-    found = preference_pairs(tree, "verifier", tiny("nip"), 0, skip_equal=False)
-    assert [(pair.preferred, pair.rejected) for pair in found.pairs] == [("same", "same")]
-    assert found.equal == 0
 
 
 def test_a_threshold_is_reached_in_spite_of_rounding() -> None:

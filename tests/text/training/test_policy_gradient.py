@@ -177,10 +177,10 @@ def test_prompts_that_lose_their_middle_are_told_of_and_end_a_run_where_they_are
         assert isinstance(trainer, PolicyGradientTrainer)
         model = trainer.models["verifier"]
         assert isinstance(model, PolicyModel)
-        whole = len(model.prompt_tokens(chat, 2))
-        assert model.prompts_cut == 0
-        assert len(model.prompt_tokens(chat, model.chat.context - whole + 1)) == whole - 1
-        assert model.prompts_cut == 1
+        whole = len(model.chat.prompt_before(chat, 2))
+        assert model.chat.prompts_cut == 0
+        assert len(model.chat.prompt_before(chat, model.chat.context - whole + 1)) == whole - 1
+        assert model.chat.prompts_cut == 1
         replies = [Reply(place, "verifier", 0, TokenTurn([1], [2]), cut=place < 1) for place in range(4)]
         assert trainer._cut_prompts("eval_sampled", 0, replies) == {"eval_sampled/verifier/prompt_cut_share": 0.25}
         assert trainer._cut_prompts("train", 1, [replace(reply, cut=False) for reply in replies]) == {}

@@ -18,7 +18,7 @@ from nip_ray.serving.word_model import save_word_model
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.parts import load_state
-from tests.text.provider_policy import KEY, MODEL, Killed, Service
+from tests.text.training_service import KEY, MODEL, Killed, Service
 
 PRICES = {"input": 1.0, "output": 2.0, "training": 4.0}
 

@@ -16,6 +16,7 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import BudgetExhausted
+from nip_ray.text.dialogues import runner
 from nip_ray.text.dialogues.records import read_calls
 from nip_ray.text.jobs import Journal, ensure_job, read_journal, worst
 from nip_ray.text.parts import prepare
@@ -25,7 +26,7 @@ from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_pro
 from tests.tiers import only
 
 ROOT = Path(__file__).resolve().parents[3]
-OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
 RATES = {"supervised": 0.8, "dpo": 60.0, "steps": 20}
 RULES = {
     "expert_iteration": {"name": "expert_iteration", "rollouts_per_iteration": 120},
@@ -203,9 +204,8 @@ def test_tokens_that_nobody_counts_are_uncertain(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("limit", [1, 20])
 def test_a_stage_ends_when_most_replies_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """However often each is asked for; and one may go on all the same."""
-    made = config(
-        tmp_path, {**RULES["expert_iteration"], "test_scheme": "none"}, iterations=1, talk={"max_in_flight": 4, "invalid_window": 20}
-    )
+    monkeypatch.setattr(runner, "INVALID_WINDOW", 20)
+    made = config(tmp_path, {**RULES["expert_iteration"], "test_scheme": "none"}, iterations=1, talk={"max_in_flight": 4})
     made["scenario"]["agents"]["_default"]["max_invalid_replies"] = limit
     with provider_thread(tmp_path, roles=roles(), finish_reason="error", **OPTIONS) as provider:
         point_to(provider, monkeypatch)
@@ -224,7 +224,8 @@ def test_a_stage_ends_when_most_replies_cannot_be_used(tmp_path: Path, monkeypat
 def test_invalid_replies_are_counted_over_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """12 replies of the verifier in each of two, half of them of no use."""
     rule = {**RULES["expert_iteration"], "rollouts_per_iteration": 12, "num_test_items": 12}
-    talk = {"max_in_flight": 4, "invalid_window": 20, "max_invalid_share": 0.2}
+    monkeypatch.setattr(runner, "INVALID_WINDOW", 20)
+    talk = {"max_in_flight": 4, "max_invalid_share": 0.2}
     made, cast = config(tmp_path, rule, iterations=1, talk=talk), roles(frozen=[0.5, 0.5])
     made["scenario"]["agents"]["_default"]["max_invalid_replies"] = 1
     cast[0]["replies"] = ["Decision: accept", "Decision: -5"]

@@ -1,1 +1,1 @@
-"""What judges are asked: one template for each, the system prompt that all share, and `render`, which fills them."""
+"""Prompts of judges: one template for each, the system prompt that all share, and `render`, which fills them."""

@@ -1,18 +1,19 @@
-"""A strict stand-in for a training service with a real language model behind it: what is sampled, and learned, is the model's.
+"""A strict stand-in for a training service: the names of the client's library over a model that really learns.
 
-It has the names of the client's library, and the library's own types where that is installed; else types that check as much. A `Service`
-outlives its clients: it keeps what they saved, counts their requests, and is killed, or loses an answer, where a test says so.
+The model is the one of words in a folder, so that what is sampled and learned can be compared with a model here; or a bigram table, which
+can be followed to known numbers. Types are the library's own where it is installed, else ones that check as much. A `Service` outlives its
+clients: it keeps what they saved, counts their requests, and is killed, or loses an answer, where a test says so.
 """
 
 import copy
 import importlib.util
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,10 @@ from torch import Tensor
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.providers import LocalProvider
-from tests.text.provider_steps import APIConnectionError, AuthenticationError, Future, ModelInput
 
 T = TypeVar("T")
-MODEL, KEY = "words-1", "tml-canary-8c2d"
+MODEL, BIGRAMS, KEY = "words-1", "bigrams", "tml-canary-8c2d"
+V, END = 257, 256
 INPUTS = {
     "cross_entropy": {"target_tokens", "weights"},
     "importance_sampling": {"target_tokens", "logprobs", "advantages"},
@@ -34,6 +35,43 @@ INPUTS = {
 
 class Killed(BaseException):
     """This process is gone."""
+
+
+class AuthenticationError(Exception):
+    """As the library's."""
+
+
+class APIConnectionError(Exception):
+    """As the library's."""
+
+
+class Future(Generic[T]):
+    """Awaitable and with `result`, as the library's. Work is done in the order in which it was asked for."""
+
+    def __init__(self, value: T | None = None, error: Exception | None = None) -> None:
+        self._value, self._error = value, error
+
+    def __await__(self) -> Generator[Any, None, T]:
+        yield
+        return self.result()
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    tokens: list[int]
+
+    @classmethod
+    def from_ints(cls, tokens: list[int]) -> "ModelInput":
+        assert all(type(token) is int for token in tokens)
+        return cls(tokens)
+
+    def to_ints(self) -> list[int]:
+        return self.tokens
 
 
 @dataclass(frozen=True)
@@ -62,21 +100,21 @@ class Datum:
 
 @dataclass(frozen=True)
 class AdamParams:
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
-    grad_clip_norm: float
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     max_tokens: int
     seed: int
-    temperature: float
-    top_p: float
-    stop: Sequence[int]
+    temperature: float = 1
+    top_p: float = 1
+    stop: Sequence[int] | None = None
 
 
 OWN_TYPES = SimpleNamespace(AdamParams=AdamParams, Datum=Datum, ModelInput=ModelInput, SamplingParams=SamplingParams, TensorData=TensorData)
@@ -91,26 +129,97 @@ def library_types() -> Any:
     return tinker.types
 
 
-def policy(folder: Path) -> PolicyModel:
-    return PolicyModel(folder, LocalProvider(method="full"), trained=True)
+class Bytes:
+    """A tokenizer: bytes, and one mark for the end."""
+
+    eos_token_id = END
+    chat_template = "<{{ role }}>{{ content }}"
+    all_special_tokens: tuple[str, ...] = ()
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return list(text.encode())
+
+    def apply_chat_template(
+        self, chat: list[dict[str, str]], add_generation_prompt: bool, tokenize: bool, return_dict: bool = False
+    ) -> Any:
+        assert add_generation_prompt
+        assert not return_dict
+        text = "".join(f"<{message['role']}>{message['content']}" for message in chat) + "<assistant>"
+        return list(text.encode()) if tokenize else text
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return bytes(token for token in tokens if token != END).decode(errors="replace")
 
 
-class TrainingClient:
+class Bigrams(torch.nn.Module):
+    """`table`: logits (V, V) of the next byte given the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokenizer, self.table = Bytes(), torch.nn.Parameter(torch.zeros(V, V, dtype=torch.float64))
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return SimpleNamespace(logits=self.table[input_ids])
+
+    def reply(self, prompt: Sequence[int], given: SamplingParams) -> Any:
+        dice, tokens = torch.Generator().manual_seed(given.seed), list[int]()
+        while len(tokens) < given.max_tokens and tokens[-1:] != [END]:
+            logits = self.table[[*prompt, *tokens][-1]].detach()
+            likely = logits.argmax() if given.temperature == 0 else None
+            drawn = torch.multinomial((logits / given.temperature).softmax(-1), 1, generator=dice) if likely is None else likely
+            tokens.append(int(drawn))
+        return SimpleNamespace(tokens=tokens, logprobs=None, stop_reason="stop" if tokens[-1] == END else "length")
+
+
+class Words(torch.nn.Module):
+    """The model in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.policy = PolicyModel(folder, LocalProvider(method="full"), trained=True)
+        self.tokenizer, self.network = self.policy.chat.tokenizer, self.policy._model
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.network(input_ids=input_ids)
+
+    def reply(self, prompt: Sequence[int], given: SamplingParams) -> Any:
+        assert list(given.stop or ()) == sorted(self.policy.chat.ends)
+        self.policy.forget()
+        made = self.policy.sample([GenerationRequest(list(prompt), given.max_tokens, given.temperature, given.top_p, given.seed)])[0]
+        tokens, logprobs = np.array(made.tokens, np.int32).tolist(), np.array(made.logprobs, np.float32).tolist()
+        return SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=made.finish_reason)
+
+
+class Client:
+    """A model with the weights of what was kept, or with those that it began with."""
+
+    def __init__(self, server: "Service", kept: dict[str, Any] | None) -> None:
+        self.server, self.model = server, Bigrams() if server.folder is None else Words(server.folder)
+        if kept is not None:
+            self.model.load_state_dict(kept["weights"])
+
+    def get_tokenizer(self) -> Any:
+        return self.model.tokenizer
+
+    def weights(self) -> dict[str, Tensor]:
+        return copy.deepcopy(self.model.state_dict())
+
+
+class TrainingClient(Client):
     """Weights and an optimiser; losses by the formulas of the service's documentation."""
 
     def __init__(self, server: "Service", number: int, kept: dict[str, Any] | None = None, with_optimizer: bool = False) -> None:
-        self.server, self.number, self.policy = server, number, policy(server.folder)
-        if kept is not None:
-            self.policy.take(kept["weights"])
-        self.model = self.policy._model
-        self.adam = torch.optim.AdamW(self.model.parameters(), lr=0.0)
+        super().__init__(server, kept)
+        self.number, self.adam = number, torch.optim.AdamW(self.model.parameters(), lr=0.0)
         if kept is not None and with_optimizer:
             self.adam.load_state_dict(copy.deepcopy(kept["optimizer"]))
 
-    def get_tokenizer(self) -> Any:
-        return self.policy.chat.tokenizer
-
-    def logprobs(self, data: list[Any]) -> list[Tensor]:
+    def logprobs(self, data: list[Any], passes: int = 1) -> list[Tensor]:
         found = []
         for datum in data:
             assert isinstance(datum, self.server.types.Datum)
@@ -119,7 +228,12 @@ class TrainingClient:
             assert target.dtype == torch.int64
             assert all(value.to_torch().shape == ids[0].shape for value in datum.loss_fn_inputs.values())
             found.append(self.model(input_ids=ids).logits[0].log_softmax(-1).gather(1, target[:, None])[:, 0])
+            self.server.tokens += passes * (len(target) + 1)
         return found
+
+    def forward(self, data: list[Any], loss_fn: str) -> Future[Any]:
+        assert loss_fn == "cross_entropy"
+        return self.server.do("forward", lambda: self._output(self.logprobs(data)))
 
     def forward_backward(self, data: list[Any], loss_fn: str, loss_fn_config: dict[str, float] | None = None) -> Future[Any]:
         return self.server.do("forward_backward", lambda: self._backward(data, loss_fn, loss_fn_config))
@@ -141,8 +255,7 @@ class TrainingClient:
 
     def forward_backward_custom(self, data: list[Any], loss_fn: Callable[..., tuple[Tensor, dict[str, float]]]) -> Future[Any]:
         def work() -> Any:
-            assert all("target_tokens" in datum.loss_fn_inputs for datum in data)
-            rows = self.logprobs(data)
+            rows = self.logprobs(data, 2)
             leaves = [row.detach().clone().requires_grad_() for row in rows]
             loss_fn(data, leaves)[0].backward()
             torch.autograd.backward(rows, [leaf.grad for leaf in leaves])
@@ -169,56 +282,41 @@ class TrainingClient:
         return self.server.do("optim_step", step)
 
     def save_state(self, name: str, ttl_seconds: int | None = None, overwrite: bool = False) -> Future[Any]:
-        kept = {"weights": self.policy.weights(), "optimizer": copy.deepcopy(self.adam.state_dict())}
+        kept = {"weights": self.weights(), "optimizer": copy.deepcopy(self.adam.state_dict())}
         return self.server.do("save_state", lambda: self.server.keep(f"tinker://run-{self.number}/weights/{name}", kept, overwrite))
 
     def save_weights_for_sampler(self, name: str, ttl_seconds: int | None = None) -> Future[Any]:
         assert ttl_seconds is None or 3600 <= ttl_seconds <= 10 * 365 * 24 * 3600
-        kept, path = {"weights": self.policy.weights()}, f"tinker://run-{self.number}/sampler_weights/{name}"
+        kept, path = {"weights": self.weights()}, f"tinker://run-{self.number}/sampler_weights/{name}"
         return self.server.do("save_weights_for_sampler", lambda: self.server.keep(path, kept, False))
 
 
-class SamplingClient:
+class SamplingClient(Client):
     """Weights to sample from."""
 
-    def __init__(self, server: "Service", kept: dict[str, Any] | None) -> None:
-        self.server, self.policy = server, policy(server.folder)
-        if kept is not None:
-            self.policy.take(kept["weights"])
-
-    def get_tokenizer(self) -> Any:
-        return self.policy.chat.tokenizer
-
     def sample(self, prompt: Any, num_samples: int, sampling_params: Any) -> Future[Any]:
-        def work() -> Any:
-            types, given = self.server.types, sampling_params
-            assert num_samples == 1
-            assert isinstance(prompt, types.ModelInput)
-            assert isinstance(given, types.SamplingParams)
-            assert list(given.stop) == sorted(self.policy.chat.ends)
-            self.policy.forget()
-            request = GenerationRequest(prompt.to_ints(), given.max_tokens, given.temperature, given.top_p, given.seed)
-            made = self.policy.sample([request])[0]
-            tokens, logprobs = np.array(made.tokens, np.int32).tolist(), np.array(made.logprobs, np.float32).tolist()
-            return SimpleNamespace(sequences=[SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=made.finish_reason)])
-
-        return self.server.do("sample", work)
+        assert num_samples == 1
+        assert isinstance(prompt, self.server.types.ModelInput)
+        assert isinstance(sampling_params, self.server.types.SamplingParams)
+        return self.server.do("sample", lambda: SimpleNamespace(sequences=[self.model.reply(prompt.to_ints(), sampling_params)]))
 
     def compute_logprobs(self, prompt: Any) -> Future[list[float | None]]:
         ids = torch.tensor([prompt.to_ints()])
         with torch.no_grad():
-            found = self.policy._model(input_ids=ids[:, :-1]).logits[0].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+            found = self.model(input_ids=ids[:, :-1]).logits[0].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         return self.server.do("compute_logprobs", lambda: [None, *found.tolist()])
 
 
 @dataclass
 class Service:
-    """The service, and the library that talks to it. killed_at: (kind of request, its number among these, whether it is still done).
+    """The service, and the library that talks to it. folder: of the words (none: bigrams). killed_at: (kind of request, its number among
+    these, whether it is still done).
 
-    fail: how many of the next requests of a kind are done and get no answer. runs: training runs begun.
+    fail: how many of the next requests of a kind are done and get no answer. runs: training runs begun. tokens: that went through the
+    model, passes forward counted like those backward.
     """
 
-    folder: Path
+    folder: Path | None = None
     types: Any = field(default_factory=library_types)
     context: int | None = 256
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -226,7 +324,12 @@ class Service:
     fail: Counter[str] = field(default_factory=Counter)
     killed_at: tuple[str, int, bool] | None = None
     runs: int = 0
+    tokens: int = 0
     key: str | None = None
+
+    @property
+    def name(self) -> str:
+        return BIGRAMS if self.folder is None else MODEL
 
     def ServiceClient(self, base_url: str | None = None, api_key: str | None = None) -> "Service":
         self.key = api_key
@@ -240,15 +343,15 @@ class Service:
         return Future()
 
     def get_server_capabilities(self) -> Future[Any]:
-        model = SimpleNamespace(model_name=MODEL, max_context_length=self.context)
+        model = SimpleNamespace(model_name=self.name, max_context_length=self.context)
         return self.do("capabilities", lambda: SimpleNamespace(supported_models=[model]))
 
     def get_weights_info_by_tinker_path(self, tinker_path: str) -> Future[Any]:
         assert "/weights/" in tinker_path
-        return self.do("info", lambda: SimpleNamespace(base_model=MODEL))
+        return self.do("info", lambda: SimpleNamespace(base_model=self.name))
 
     def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Future[TrainingClient]:
-        assert (base_model, rank > 0) == (MODEL, True)
+        assert (base_model, rank > 0) == (self.name, True)
         return self._create(None, False)
 
     def create_training_client_from_state(self, path: str) -> Future[TrainingClient]:
@@ -258,7 +361,8 @@ class Service:
         return self._create(path, True)
 
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Future[SamplingClient]:
-        assert (base_model, model_path is None) in ((MODEL, True), (None, False))
+        assert (base_model, model_path is None) in ((self.name, True), (None, False))
+        assert model_path is None or "/sampler_weights/" in model_path
         return self.do("create_sampler", lambda: SamplingClient(self, self.kept[model_path] if model_path else None))
 
     def _create(self, path: str | None, with_optimizer: bool) -> Future[TrainingClient]:
