@@ -20,18 +20,21 @@ from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
 from nip_ray.scenarios.seat import Seat
 from nip_ray.seeding import generator
+from nip_ray.settings.heads import LrFactors
 
 
 class Channelwise(nn.Module):
     """`inside` on each channel of `seat` (of `critic_seat` for the value, if there is one), and the gates."""
 
-    def __init__(self, make: Callable[[Seat, Seat | None], DialogueAgent], seat: Seat, critic_seat: Seat | None) -> None:
-        """make: called with the seats of one channel, (policy's, central critic's or None)."""
+    def __init__(
+        self, make: Callable[[Seat, Seat | None], DialogueAgent], seat: Seat, critic_seat: Seat | None, lr_factor: LrFactors
+    ) -> None:
+        """make: called with the seats of one channel, (policy's, central critic's or None). lr_factor: of the gates."""
         super().__init__()
         self.seat, self.critic_reads = seat, (critic_seat or seat).reads
         one = replace(seat, reads=seat.reads[:1], writes=seat.reads[:1])
         self.inside = make(one, None if critic_seat is None else one)
-        self.lr_factor = self.inside.settings.agent_lr_factor
+        self.lr_factor = lr_factor
         self.decision_gate = nn.Parameter(torch.full((len(seat.reads),), 1 / len(seat.reads))) if seat.decides else None
         self.message_gate = nn.Parameter(torch.tensor([[float(read == write) for read in seat.reads] for write in seat.writes]))
         self.value_gate = nn.Parameter(torch.full((len(self.critic_reads),), 1 / len(self.critic_reads)))
@@ -42,12 +45,13 @@ class Channelwise(nn.Module):
         policy = value_NK = None
         if want_policy:
             found, value_NK = self._look(self._rows(obs, self.seat.reads, ""), True, want_value and together)
+            assert found is not None
             policy = self._policy(found, obs)
         if want_value and value_NK is None:
             _, value_NK = self._look(self._rows(obs, self.critic_reads, "" if together else "state_"), False, True)
         return policy, None if value_NK is None else value_NK.view(-1, len(self.critic_reads)) @ self.value_gate
 
-    def _look(self, rows: dict[str, Tensor], want_policy: bool, want_value: bool) -> tuple[Policy, Tensor | None]:
+    def _look(self, rows: dict[str, Tensor], want_policy: bool, want_value: bool) -> tuple[Policy | None, Tensor | None]:
         """The agent inside on each row. Where nothing is learned, on each distinct one once: a search combines a few messages of each
         channel in all ways."""
         if self.training or torch.is_grad_enabled() or len(self.seat.reads) == 1:

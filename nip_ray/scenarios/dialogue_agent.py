@@ -4,6 +4,7 @@ A scenario's agent brings its body and the head that chooses what to name (a nod
 messages and value are made here. The order in which parts are made is the order in which they draw their first weights.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -91,6 +92,14 @@ class DialogueAgent(nn.Module):
             size[axis] = told_NW.shape[1]
             history = torch.cat([history, told_NW.view(shape).expand(size)], axis)
         return history, latest, linear
+
+    @abstractmethod
+    def body(self) -> nn.Module:
+        """The body that the policy reads; with a shared body the value reads it too."""
+
+    @abstractmethod
+    def groups(self) -> list[ParameterGroup]:
+        """Parameter groups with their learning-rate factors; a shared body belongs to the actor's."""
 
     @property
     def reads_whole(self) -> bool:

@@ -79,7 +79,9 @@ class GraphIsomorphism(NamingScenario):
             def make(seat: Seat, critic_seat: Seat | None) -> GraphAgent:
                 return GraphAgent(settings, seat, self.shared_body, critic_seat, compiled)
 
-            return Channelwise(make, at, critic_seat) if settings.channels == "apart" else make(at, critic_seat)
+            if settings.channels == "apart":
+                return Channelwise(make, at, critic_seat, settings.agent_lr_factor)
+            return make(at, critic_seat)
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
         """See `allowed_nodes`."""

@@ -86,7 +86,9 @@ class ImageClassification(NamingScenario):
             def make(seat: Seat, critic_seat: Seat | None) -> ImageAgent:
                 return ImageAgent(settings, seat, shape, self.shared_body, critic_seat)
 
-            return Channelwise(make, at, critic_seat) if settings.channels == "apart" else make(at, critic_seat)
+            if settings.channels == "apart":
+                return Channelwise(make, at, critic_seat, settings.agent_lr_factor)
+            return make(at, critic_seat)
 
     def group_I(self) -> Mapping[str, Tensor]:
         """The class of each image."""
