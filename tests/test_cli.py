@@ -168,7 +168,7 @@ def complete(*words: str) -> list[str]:
         (["train", QUICKSTART, "--set", "scenario.agents.verifier.d_n"], ["scenario.agents.verifier.d_node_selector="]),
         (
             ["train", "no.yaml", "--set", "algorithm.lear"],
-            [f"algorithm.learn{key}=" for key in ("er_placement", "ing_rate")],
+            ["algorithm.learning_rate="],
         ),
         (["train", str(ROOT / "tune_configs/pg_state_tracking.yaml"), "--set", "algorithm.curric"], []),  # a list, of no agents
         (["run", "--set", "driver.timest"], ["driver.timesteps="]),

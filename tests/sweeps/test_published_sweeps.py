@@ -32,7 +32,7 @@ LIKE |= {
 }
 OTHERWISE = {"sweep_ei_cv": {"algorithm.guess_replacement_annealing"}, "sweep_pbt_gi": {"algorithm.anneal_lr"}}
 OTHERWISE["protocols_gi"] = {
-    f"algorithm.{key}" for key in ("lr", "anneal_lr", "average_weights", "num_epochs", "minibatch_size", "verdict_gradient")
+    f"algorithm.{key}" for key in ("anneal_lr", "average_weights", "num_epochs", "minibatch_size", "verdict_gradient")
 }
 OTHERWISE["protocols_gi"] |= {
     "algorithm.agents.verifier.entropy_coefficient",
