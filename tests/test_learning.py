@@ -97,16 +97,15 @@ def test_the_quickstart_succeeds_on_another_processor(draw: int) -> None:
 
 @pytest.mark.learning
 def test_nip_does_better_than_any_verifier_could_alone(tmp_path: Path) -> None:
-    """On the published test split; at 0.945 for three evaluations running, before the run ends, with two seeds of three (recorded: nine of
-    ten)."""
+    """On the published test split; at 0.945 for three evaluations running, before the run ends (recorded: ten of ten)."""
     held = []
     for seed in SEEDS:
         run = shipped(tmp_path, "gi_fast", seed, "evaluation.interval=10", f"scenario.data.test={PUBLISHED_TEST}")
-        assert run.metrics["eval/verifier/accuracy"] >= 0.91 > run.metrics["eval/verifier/wl_bound"]
+        assert run.metrics["eval/verifier/accuracy"] >= 0.94 > run.metrics["eval/verifier/wl_bound"]
         rows = [json.loads(line) for line in (run.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         right = [row["eval/verifier/accuracy"] >= 0.945 for row in rows if "eval/verifier/accuracy" in row]
         held.append(any(all(right[i : i + 3]) for i in range(len(right) - 2)))
-    assert sum(held) >= 2
+    assert all(held)
 
 
 @pytest.mark.learning

@@ -115,7 +115,22 @@ class NamingScenario(Scenario):
 
     @abstractmethod
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """How often each part was named, in the channels that the seat `at` reads: in each round, and in the round before."""
+        """How often each part was named, in the channels that the seat `at` reads: in each round, and in what is latest."""
+
+    def latest(self, at: Seat, by_round_NRLX: Tensor, round_N: Tensor) -> Tensor:
+        """(N, L, ...) of counts by round (N, R, L, ...), which are 0 in rounds to come: those of the round before, as published.
+
+        Of an agent that reads channels apart: the last of each channel that are not all 0, so that the second of two provers that answer
+        in turns still sees its question.
+        """
+        last_NL = (round_N - 1).clamp(0, at.rounds - 1)[:, None].expand(-1, at.latest_features)  # in round 0 nothing stands there yet
+        if self.agents[at.agent].channels == "apart":
+            number_R1 = torch.arange(1, at.rounds + 1, device=round_N.device)[:, None]
+            last_NL = ((by_round_NRLX.flatten(3).amax(-1) > 0) * number_R1).amax(1).sub(1).clamp_min(0)
+        place = last_NL.view(len(last_NL), 1, at.latest_features, *[1] * (by_round_NRLX.dim() - 3)).expand(
+            -1, -1, -1, *by_round_NRLX.shape[3:]
+        )
+        return by_round_NRLX.gather(1, place).squeeze(1)
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """What `agent` sees: `turn_masks`, `shown`, and history, latest and linear_history of the messages that it reads.

@@ -148,3 +148,24 @@ def test_each_distinct_row_is_looked_at_once(task: str) -> None:
     assert torch.allclose(policy.decision, whole.decision, atol=1e-5)
     assert torch.allclose(policy.message, whole.message, atol=1e-5)
     assert torch.allclose(value, same, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["graphs", "images"])
+def test_who_answers_second_still_sees_its_question(task: str) -> None:
+    """In debate in turns prover1's channel is silent in the round before its answer; published, its question is gone then."""
+    for channels, sees in (("apart", True), ("together", False)):
+        made = build("debate", max_rounds=4, sequential=True, prover0_first=True)
+        if task == "graphs":
+            scenario: Scenario = graph_scenario(made, channels=channels, use_batch_norm=False)
+        else:
+            scenario = image_scenario(made, agents={agent: {"channels": channels} for agent in made.agents})
+        rollout = rollout_of(scenario, random_twin(scenario), 12, 0)
+        rows = own_rows(scenario, rollout, "prover1")
+        assert bool((rows.round_N == 2).all())
+        channel = scenario.protocol.channels.index("prover1_channel")
+        place = scenario.seats["prover1"].reads.index(channel)
+        axis = 3 if task == "graphs" else 1
+        latest = rows.obs["latest"].select(axis, place).flatten(1)
+        question_N = rollout.main_BRACM[rows.copy_N, 0, scenario.protocol.agents.index("verifier"), channel, 0]
+        assert bool((latest.sum(1) == float(sees)).all())
+        assert not sees or torch.equal(latest.argmax(1), question_N)

@@ -135,7 +135,7 @@ class GraphIsomorphism(NamingScenario):
         return GraphPairs(self.adjacency_IGVV[id_N].to(torch.uint8), self.node_mask_IGV[id_N, 0].sum(1), self.wl_score_I[id_N])
 
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, G, V, F) by round, channel and position, and (N, G, V, L) of the round before."""
+        """(N, G, V, F) by round, channel and position, and (N, G, V, L) of what is latest."""
         count, size = len(round_N), self.num_nodes
         main = said.main[:, :, :, columns(at.reads)]
         said_NXA = main.permute(0, 1, 3, 4, 2).reshape(count, at.history_features, main.shape[2])
@@ -143,7 +143,5 @@ class GraphIsomorphism(NamingScenario):
         spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), self._one.expand(said_NXA.shape))  # nothing said, -1, lands in the last place
         named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
         by_round = named_NXGV.unflatten(1, (at.rounds, at.latest_features))
-        # in round 0 this reads round 0 itself, where nothing stands yet
-        before_N1 = (round_N - 1).clamp(0, at.rounds - 1).view(-1, 1, 1, 1, 1).expand(-1, -1, *by_round.shape[2:])
-        latest_NLGV = by_round.gather(1, before_N1).squeeze(1)
+        latest_NLGV = self.latest(at, by_round, round_N)
         return named_NXGV.permute(0, 2, 3, 1).contiguous(), latest_NLGV.permute(0, 2, 3, 1).contiguous()

@@ -133,9 +133,7 @@ class ImageClassification(NamingScenario):
         return torch.where(shown_N1HW > 0, whole_NCHW, scaled_to(part_means(whole_NCHW, *self.grid), *size))
 
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, F, h, w) by round, channel and position, and (N, L, h, w) of the round before."""
+        """(N, F, h, w) by round, channel and position, and (N, L, h, w) of what is latest."""
         named_NFS = symbol_counts(said.main, at.reads, self.num_symbols)
         by_round = named_NFS.view(len(round_N), at.rounds, at.latest_features, *self.grid)
-        rows = torch.arange(len(round_N), device=round_N.device)
-        # in round 0 this reads round 0 itself, where nothing stands yet
-        return named_NFS.unflatten(-1, self.grid), by_round[rows, (round_N - 1).clamp(0, at.rounds - 1)]
+        return named_NFS.unflatten(-1, self.grid), self.latest(at, by_round, round_N)
