@@ -11,6 +11,7 @@ Axes: N turns (rows), K channels that are read, W that are written, M positions 
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,18 @@ from torch import Tensor, nn
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
-from nip_ray.scenarios.seat import Seat
+from nip_ray.scenarios.seat import NamingScenario, Seat
 from nip_ray.seeding import generator
 from nip_ray.settings.heads import LrFactors
+
+
+def assembled(scenario: NamingScenario, agent: str, make: Callable[[Seat, Seat | None], DialogueAgent]) -> nn.Module:
+    """The networks of `agent`: what `make` builds for its seats, (policy's, central critic's or None), or channel by channel."""
+    settings, at = scenario.agents[agent], scenario.seats[agent]
+    critic_seat = scenario.critic_seats[agent] if scenario.central_critic else None
+    if settings.channels == "apart":
+        return Channelwise(make, at, critic_seat, settings.agent_lr_factor)
+    return make(at, critic_seat)
 
 
 class Channelwise(nn.Module):
@@ -78,14 +88,8 @@ class Channelwise(nn.Module):
     def _rows(self, obs: Observation, reads: tuple[int, ...], prefix: str) -> dict[str, Tensor]:
         """An observation of N * K rows, each with the messages of one channel. prefix: `state_` for what a central critic reads."""
         channels, seat = len(reads), self.seat
-        rows = {}
-        for name, whole in obs.items():
-            if name.startswith("state_") or (prefix and f"state_{name}" in obs):
-                continue  # taken below, or not read here
-            rows[name] = whole
-        for name in obs:
-            if prefix and name.startswith(prefix):
-                rows[name.removeprefix(prefix)] = obs[name]
+        own = [name for name in obs if not name.startswith("state_")]
+        rows = {name: obs.get(f"{prefix}{name}", obs[name]) for name in own}
         axis = self.inside.history_axis
         for name, whole in rows.items():
             if name == "history":
@@ -135,10 +139,15 @@ def distinct(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     keys = []
     for number, name in enumerate(sorted(rows)):
         flat_MF = rows[name].flatten(1) if rows[name].dim() > 1 else rows[name][:, None]
-        weight_F = torch.rand(flat_MF.shape[1], generator=generator(0, "distinct rows", number), dtype=torch.float64)
-        keys.append(flat_MF.double() @ weight_F.to(flat_MF.device))
+        keys.append(flat_MF.double() @ _projection(number, flat_MF.shape[1]).to(flat_MF.device))
     _, place_M = torch.stack(keys).sum(0).unique(return_inverse=True)
     count = int(place_M.max()) + 1
     first_U = torch.full((count,), len(place_M), device=place_M.device)
     first_U.scatter_reduce_(0, place_M, torch.arange(len(place_M), device=place_M.device), "amin")
     return first_U, place_M
+
+
+@cache
+def _projection(number: int, width: int) -> Tensor:
+    """(width,) random weights of the feature `number`."""
+    return torch.rand(width, generator=generator(0, "distinct rows", number), dtype=torch.float64)

@@ -10,7 +10,7 @@ from nip_ray.networks import native
 from nip_ray.play.rollout import Dialogue
 from nip_ray.play.scenario import columns
 from nip_ray.protocols import Protocol
-from nip_ray.scenarios.channelwise import Channelwise
+from nip_ray.scenarios.channelwise import assembled
 from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
@@ -73,15 +73,12 @@ class GraphIsomorphism(NamingScenario):
                 return RandomAgent(at, self.num_symbols, allowed_nodes)
             if settings.kind == "manual":
                 return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
-            critic_seat = self.critic_seats[agent] if self.central_critic else None
             compiled = self.compiled and native.fits(settings)
 
             def make(seat: Seat, critic_seat: Seat | None) -> GraphAgent:
                 return GraphAgent(settings, seat, self.shared_body, critic_seat, compiled)
 
-            if settings.channels == "apart":
-                return Channelwise(make, at, critic_seat, settings.agent_lr_factor)
-            return make(at, critic_seat)
+            return assembled(self, agent, make)
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
         """See `allowed_nodes`."""

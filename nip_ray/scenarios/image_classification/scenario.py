@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nip_ray.networks.images import latent_size, part_means, scaled_to
 from nip_ray.play.rollout import Dialogue
 from nip_ray.protocols import Protocol
-from nip_ray.scenarios.channelwise import Channelwise
+from nip_ray.scenarios.channelwise import assembled
 from nip_ray.scenarios.dialogue_agent import RandomAgent
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape
@@ -81,14 +81,11 @@ class ImageClassification(NamingScenario):
                 return RandomAgent(at, self.num_symbols)
             maps = self.embeddings.get(agent)
             shape = self.shape if maps is None else replace(self.shape, embedding_channels=maps.shape[1])
-            critic_seat = self.critic_seats[agent] if self.central_critic else None
 
             def make(seat: Seat, critic_seat: Seat | None) -> ImageAgent:
                 return ImageAgent(settings, seat, shape, self.shared_body, critic_seat)
 
-            if settings.channels == "apart":
-                return Channelwise(make, at, critic_seat, settings.agent_lr_factor)
-            return make(at, critic_seat)
+            return assembled(self, agent, make)
 
     def group_I(self) -> Mapping[str, Tensor]:
         """The class of each image."""
