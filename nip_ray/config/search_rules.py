@@ -55,8 +55,6 @@ def worth_unknown(table: Protocol) -> str | None:
         return "which has no verifier"
     if not table.provers:
         return "which has no prover"
-    if table.zero_knowledge is not None:
-        return "whose zero knowledge pays for likeness between agents"
     if table.chooser is not None:
         return f"where {table.chooser} chooses its side with a message"
     if payment.function is not None or payment.per_error or any(any(payment.turns.get(prover, {}).values()) for prover in table.provers):

@@ -109,7 +109,10 @@ class Lookahead:
             seed_L, y_L = play.state.seed_B[copy_L], play.state.y_B[copy_L]
             staged = stage(self.play, own, play.id_B[copy_L], seed_L, (main_LRACM, play.round + 1))
             paid_LVA = amount_YVA[protocol.role_B(seed_L), y_L]
-            parts.append(torch.einsum("lv,lva->la", ends(staged.chance_BRD), paid_LVA))
+            pay_LA = torch.einsum("lv,lva->la", ends(staged.chance_BRD), paid_LVA)
+            if protocol.zero_knowledge is not None:  # and what is paid for likeness, as long as nobody decides
+                pay_LA += staged.rollout.reward_BRA.sum(1) - paid_LVA[:, protocol.undecided]
+            parts.append(pay_LA)
         return torch.cat(parts)
 
     def _found(self, play: BatchedPlay, asked: tuple[Tensor, Policy], options: "_Options", chance_BC: Tensor, stake_B: Tensor) -> Searched:

@@ -146,7 +146,6 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (searching() | learning("solo"), "search", "not available with solo"),
     (searching() | KUHN, "search", "not available under kuhn_poker, which has no verifier"),
     (searching() | {"protocol": {"name": "solo_verifier"}}, "search", "which has no prover"),
-    (searching() | {"protocol": {"name": "nip", "zero_knowledge": True}}, "search", "zero knowledge"),
     (searching() | {"protocol": {"name": "open_debate", "max_rounds": 6}}, "search", "prover0 chooses its side"),
     (searching() | {"scenario": {"linear_symbols": 2}}, "search", "scenario.linear_symbols is 2"),
     (searching(agents=["provr"]), "search.agents", "provr is no agent of nip, did you mean prover?"),

@@ -40,8 +40,11 @@ def searched(
     return play_episodes(play, players, *copies(scenario, COPIES), search=found, every_verdict=True)
 
 
-def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: dict[tuple[str, int], int], who: str) -> Tensor:
-    """(B,) what `who` may expect where this is said, (agent, round) -> symbol, and all else is likeliest, over all draws of decisions:
+Said = dict[tuple[str, int], int | tuple[int, ...]]
+
+
+def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: Said, who: str) -> Tensor:
+    """(B,) what `who` may expect where this is said, (agent, round) -> symbols, and all else is likeliest, over all draws of decisions:
     played for each path of decisions, one that puts off every decision but the last."""
     protocol, index = scenario.protocol, scenario.protocol.agents.index(who)
     total_B, on_B = torch.zeros(COPIES), torch.ones(COPIES)
@@ -51,15 +54,13 @@ def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: dict[
             chances: list[Tensor] = []
 
             def edit(turn: Turn, stop: int = stop, code: int = code, chances: list[Tensor] = chances) -> Action:
-                message = turn.action["message"].clone()
-                if (turn.agent, turn.round) in said:
-                    message[:] = said[turn.agent, turn.round]
+                action = undecided_with(said, protocol.undecided)(turn)
                 if turn.agent != protocol.verifier:
-                    return {**turn.action, "message": message}
+                    return action
                 decides = turn.round == stop and turn.policy.may_decide is not None and bool(turn.policy.may_decide.all())
                 if decides:
                     chances.append(torch.softmax(turn.policy.decision, -1))  # type: ignore[arg-type]
-                return {**turn.action, "decision": torch.full((COPIES,), code if decides else protocol.undecided)}
+                return {**action, "decision": torch.full((COPIES,), code if decides else protocol.undecided)}
 
             players = {agent: Player(network, edit=edit) for agent, network in agents.items()}
             rollout = play_episodes(BatchedPlay(scenario), players, *copies(scenario, COPIES))
@@ -72,11 +73,11 @@ def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: dict[
     return total_B + on_B * never.reward_BRA[:, :, index].sum(1)
 
 
-def undecided_with(said: dict[tuple[str, int], int], code: int) -> Any:
+def undecided_with(said: Said, code: int) -> Any:
     def edit(turn: Turn) -> Action:
         message = turn.action["message"].clone()
         if (turn.agent, turn.round) in said:
-            message[:] = said[turn.agent, turn.round]
+            message[:] = torch.tensor(said[turn.agent, turn.round])
         return {name: torch.full_like(part, code) if name == "decision" else message for name, part in turn.action.items()}
 
     return edit
@@ -99,6 +100,25 @@ def test_one_prover_is_taught_the_softmax_of_what_each_message_pays(parameters: 
     torch.testing.assert_close(taught_BS.sum(1), gain_B, atol=1e-4, rtol=1e-3)
     said_N = rollout.main_BRACM[rows.copy_N, rows.round_N, index].amax((1, 2))
     assert (rows.taught_NFS[:, 0].gather(1, said_N[:, None]) > 0).all(), "what was drawn is among what is taught"
+
+
+def test_under_zero_knowledge_likeness_counts() -> None:
+    """The prover speaks in two conversations at once: the verdict depends on one, what is paid for likeness on the other."""
+    scenario, agents = made("nip", max_rounds=3, min_rounds=3, zero_knowledge=True)
+    rollout = searched(scenario, agents, temperature=0.05, candidates=4096)
+    rows = own_rows(scenario, rollout, "prover")
+    assert rows.taught_NFS is not None
+    first, symbols = rows.round_N == 1, range(scenario.num_symbols)
+    legal_NFS = agents["prover"](rows.obs, True, False)[0].message[first] > FORBIDDEN_BELOW
+    pay_BSS = torch.zeros(COPIES, len(symbols), len(symbols))
+    for pair in product(symbols, symbols):
+        pay_BSS[:, pair[0], pair[1]] = pay_of(scenario, agents, {("prover", 1): pair}, "prover")
+    assert (pay_BSS.std((1, 2)) > 0.01).any()
+    legal_BSS = legal_NFS[:, 0, :, None] & legal_NFS[:, 1, None]
+    chance_BSS = torch.softmax((pay_BSS / 0.05).masked_fill(~legal_BSS, -torch.inf).flatten(1), 1).view_as(pay_BSS)
+    for factor, other in ((0, 2), (1, 1)):
+        taught_BS = F.normalize(rows.taught_NFS[first, factor], p=1, dim=1)
+        torch.testing.assert_close(taught_BS, chance_BSS.sum(other), atol=1e-4, rtol=1e-3)
 
 
 def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
