@@ -12,7 +12,7 @@ from nip_ray.cli.common import AsJson, Quiet, RunDir, app, check_run_dir, errors
 from nip_ray.cli.complete import config_keys, run_folders
 from nip_ray.errors import UserError
 
-_TOLD_APART = ("attack", "greedy", "sampled", "solo_baseline", "message_regression", "exact", "figures")
+_TOLD_APART = ("attack", "greedy", "sampled", "searched", "solo_baseline", "message_regression", "exact", "figures")
 _COLUMNS = 10  # checkpoints in a printed table
 
 

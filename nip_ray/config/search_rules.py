@@ -8,6 +8,7 @@ from nip_ray.config.players import agent_settings, playing, source_of, without_v
 from nip_ray.protocols.spec import Protocol
 from nip_ray.protocols.tables import PROTOCOLS, table_of
 from nip_ray.settings.ppo import OnPolicySettings, PPOSettings, ReinforceSettings
+from nip_ray.settings.search import SearchSettings
 
 _RULES = (PPOSettings, ReinforceSettings)
 
@@ -18,6 +19,11 @@ def searchers(config: ExperimentConfig) -> tuple[str, ...]:
         return ()
     provers = table_of(config.protocol.name, config.protocol).provers
     return config.search.agents or tuple(agent for agent in provers if learns(agent_settings(config, agent)))
+
+
+def searching(config: ExperimentConfig) -> tuple[SearchSettings, tuple[str, ...]] | None:
+    """How provers search while they learn, and which do; None where none does."""
+    return None if config.search is None else (config.search, searchers(config))
 
 
 def search(config: ExperimentConfig) -> Iterator[str]:

@@ -15,7 +15,8 @@ from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, symbol_distance, worst_case
 from nip_ray.learning.dqn import GreedyPlayer
-from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes
+from nip_ray.play.lookahead import lookahead
 from nip_ray.play.panels import VERDICT, judged
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
@@ -23,6 +24,7 @@ from nip_ray.play.staged import stage_all
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.experiment import MessageRegressionSettings
+from nip_ray.settings.search import SearchSettings
 
 _BATCH = 512  # copies at once: keeps memory flat on large splits
 FITTED = "fitted classifier"
@@ -41,9 +43,11 @@ class Examination:
     """The instances that are asked, in a fixed order, and how they are played.
 
     alone: (pairs judged rightly, pairs) by a verifier that was trained alone, where that was measured on this split.
+    search: how provers searched while they learned, and which did; None where none did.
     """
 
     alone: tuple[int, int] | None = None
+    search: tuple[SearchSettings, tuple[str, ...]] | None = None
 
     def __init__(self, scenario: Scenario, seed: int, max_instances: int | None = None, split: str = "test") -> None:
         """max_instances: a seeded sample of the split instead of all of it."""
@@ -56,16 +60,20 @@ class Examination:
         self.play = BatchedPlay(scenario, str(scenario.label_I.device))
         self.distinct = distinct_part(scenario, self.ids)
 
-    def rollout(self, networks: Mapping[str, nn.Module], greedy: bool, repeat: int = 0) -> Rollout:
-        """Every instance once. `repeat` picks other random numbers for sampled actions and episode seeds."""
+    def rollout(self, networks: Mapping[str, nn.Module], greedy: bool, repeat: int = 0, searched: bool = False) -> Rollout:
+        """Every instance once. `repeat` picks other random numbers for sampled actions and episode seeds. searched: provers search."""
         mode = {agent: network.training for agent, network in networks.items()}
         for network in networks.values():
             network.eval()
         noise = None if greedy else generator(self.seed, "examination", repeat, device=self.play.device)
         seed_I = episode_seeds(stable_seed(self.seed, "examination", repeat), 0, len(self.ids))
         parts = []
+        roles = {agent: Player(network, noise) for agent, network in networks.items()}
         for i in range(0, len(self.ids), _BATCH):
-            parts.append(play_rollout(self.play, networks, self.ids[i : i + _BATCH], seed_I[i : i + _BATCH], noise))
+            id_B, seed_B, search = self.ids[i : i + _BATCH], seed_I[i : i + _BATCH], None
+            if searched and self.search is not None:
+                search = lookahead(self.play, *self.search, 1.0, len(id_B), self.seed, repeat, i)
+            parts.append(play_episodes(self.play, roles, id_B, seed_B, search=search))
         for agent, network in networks.items():
             network.train(mode[agent])
         return concatenate(parts)
@@ -166,7 +174,8 @@ class Examination:
         regression: MessageRegressionSettings = _NO_REGRESSION,
         episodes: int | None = None,
     ) -> dict[str, Any]:
-        """What `evaluation.json` holds: figures with intervals for greedy and sampled play, exact ones in a game that has such.
+        """What `evaluation.json` holds: figures with intervals for greedy and sampled play and against provers that search, exact ones in a
+        game that has such.
 
         episodes: with what `depth` finds, of so many episodes (None: without).
         """
@@ -186,6 +195,8 @@ class Examination:
         rollouts = {"greedy": self.rollout(networks, greedy=True)} if greedy else {}
         if sampled:
             rollouts["sampled"] = self.rollout(networks, greedy=False)
+        if self.search is not None:
+            rollouts["searched"] = self.rollout(networks, greedy=True, searched=True)
         document |= {mode: self.record(rollout) for mode, rollout in rollouts.items()}
         if "greedy" in document:
             document["greedy"] = as_exact(document["greedy"], self.distinct)

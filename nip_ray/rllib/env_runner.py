@@ -42,6 +42,8 @@ from ray.rllib.utils.metrics import (
 from ray.rllib.utils.metrics.stats import MeanStats
 from torch import Tensor, nn
 
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.search_rules import searching
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes
 from nip_ray.play.exploration import Exploration, explore
 from nip_ray.play.lookahead import lookahead
@@ -49,7 +51,7 @@ from nip_ray.play.rollout import Rollout, RolloutSamples
 from nip_ray.rllib.compat import wanted
 from nip_ray.rllib.past import PastPlay
 from nip_ray.rllib.protocol_env import ProtocolEnv
-from nip_ray.rllib.shared import scenario_of, searching
+from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.search import share_at
 
@@ -84,7 +86,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.skip_silent_messages: bool = self.config.skips_silent_messages()
-        self.search, self.searchers = searching(self.experiment)
+        self.search = searching(ExperimentConfig.model_validate(self.experiment))
         self.env: ProtocolEnv | None = None
         self.module: Any = None
         self.play: BatchedPlay | None = None
@@ -175,9 +177,9 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         noise = generator(seed, "play", iteration, share, device=self.play.device) if explore else None
         seeds = episode_seeds(seed, first, copies)
         extra: dict[str, Any] = {"every_verdict": self.config.learns_from_every_verdict()}
-        if self.searchers and explore:
-            episodes = share_at(self.search, iteration, self.config.total_iterations)
-            extra["search"] = lookahead(self.play, self.search, self.searchers, episodes, copies, seed, iteration, share)
+        if self.search is not None and explore:
+            episodes = share_at(self.search[0], iteration, self.config.total_iterations)
+            extra["search"] = lookahead(self.play, *self.search, episodes, copies, seed, iteration, share)
         return self._played(ids, seeds, noise, past, **extra)
 
     def play_evaluation(self, copies: int, explore: bool) -> Rollout:

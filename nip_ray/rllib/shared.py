@@ -13,12 +13,10 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import path_kind
 from nip_ray.config.members import ADDED
 from nip_ray.config.plugins import import_plugins
-from nip_ray.config.search_rules import searchers
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import PROTOCOLS
 from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.scenarios.registry import SCENARIOS, build_agents, played_scenario
-from nip_ray.settings.search import SearchSettings
 
 _PARTS = ("plugins", "protocol", "scenario", "algorithm")  # what a scenario is made of
 
@@ -31,12 +29,6 @@ def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") 
     import_plugins(experiment.get("plugins", ()))
     text = json.dumps({part: experiment[part] for part in _PARTS if part in experiment}, sort_keys=True)
     return _scenario(text, str(device), _registered(experiment), marks(*_files(experiment.get("scenario", {}))))
-
-
-def searching(experiment: dict[str, Any]) -> tuple[SearchSettings | None, tuple[str, ...]]:
-    """How provers search, and who does: those named, else all that learn; nobody without ``search``."""
-    config = ExperimentConfig.model_validate(experiment)
-    return config.search, () if config.search is None else searchers(config)
 
 
 def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:

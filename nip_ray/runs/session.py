@@ -23,6 +23,7 @@ from nip_ray.cluster.liveness import REMEMBERED
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import begun, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.search_rules import searching
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.evaluation.examine import Examination, players
 from nip_ray.evaluation.solo_run import solo_run_score
@@ -316,7 +317,7 @@ class Session:
 
     def _examination(self) -> Examination:
         examination = Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
-        examination.alone = solo_run_score(self.config)
+        examination.alone, examination.search = solo_run_score(self.config), searching(self.config)
         return examination
 
     def _stop_algorithm(self) -> None:

@@ -10,6 +10,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nip_ray.evaluation.examine import Examination
 from nip_ray.learning.policy import FORBIDDEN_BELOW, Action, Policy
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.lookahead import ends, equilibrium, likeliest, lookahead
@@ -119,6 +120,37 @@ def test_under_zero_knowledge_likeness_counts() -> None:
     for factor, other in ((0, 2), (1, 1)):
         taught_BS = F.normalize(rows.taught_NFS[first, factor], p=1, dim=1)
         torch.testing.assert_close(taught_BS, chance_BSS.sum(other), atol=1e-4, rtol=1e-3)
+
+
+def test_an_examination_finds_what_the_best_message_does() -> None:
+    """With one question and one verdict a prover that searches is believed where some message is."""
+    scenario, agents = made("nip", max_rounds=3, min_rounds=3)
+    decisions: list[Tensor] = []
+
+    def undecided_between_two(_: nn.Module, __: Any, made: tuple[Policy, Any]) -> tuple[Policy, Any]:
+        if made[0].decision is None or made[0].may_decide is None or not made[0].may_decide.all():
+            return made
+        decisions.append(made[0].decision)
+        centred_ND = made[0].decision - decisions[0].median(0).values
+        centred_ND[:, 2] = -1e6
+        return replace(made[0], decision=centred_ND), made[1]
+
+    agents["verifier"].register_forward_hook(undecided_between_two)
+    examination = Examination(scenario, 0, split="train")
+    examination.search = SearchSettings(temperature=1e-6), ("prover",)
+    found, plain = (examination.rollout(agents, greedy=True, searched=searched) for searched in (True, False))
+    believed = torch.zeros(len(examination.ids), dtype=torch.bool)
+    for symbol in range(scenario.num_symbols):
+
+        def edit(turn: Turn, symbol: int = symbol) -> Action:
+            legal_N = turn.policy.message[:, 0, symbol] > FORBIDDEN_BELOW
+            said_N1 = torch.where(legal_N[:, None], symbol, turn.action["message"])
+            return {**turn.action, "message": said_N1}
+
+        players = {agent: Player(network, edit=edit if agent == "prover" else None) for agent, network in agents.items()}
+        believed |= play_episodes(BatchedPlay(scenario), players, examination.ids, found.seed_B).verdict_B == 1
+    assert torch.equal(found.verdict_B == 1, believed)
+    assert not torch.equal(plain.verdict_B, found.verdict_B)
 
 
 def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:

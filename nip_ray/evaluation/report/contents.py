@@ -225,10 +225,15 @@ def _confusion(source: RunSource) -> dict[str, Any] | None:
 
 
 def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, Any]:
-    """label, n, and (figure, interval) for greedy, sampled and the newest training row that has it."""
+    """label, n, and (figure, interval) for greedy, sampled and searched play and the newest training row that has it."""
     greedy, sampled = held_out(source, "greedy", name), held_out(source, "sampled", name)
     trained = next((row[f"train/{name}"] for row in reversed(source.rows[-20:]) if f"train/{name}" in row), None)
     counted = greedy or sampled
-    columns = (("greedy", greedy), ("sampled", sampled), ("training", None if trained is None else Figure(trained)))
-    cells = {column: cell(figure, shares) for column, figure in columns}
+    columns = {
+        "greedy": greedy,
+        "sampled": sampled,
+        "searched": held_out(source, "searched", name),
+        "training": None if trained is None else Figure(trained),
+    }
+    cells = {column: cell(figure, shares) for column, figure in columns.items()}
     return {"label": short(label, 80), "n": count_words(counted), **cells}

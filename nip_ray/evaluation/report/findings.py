@@ -19,7 +19,7 @@ from nip_ray.evaluation.report.trust import (
     stronger,
 )
 
-MODES = {"greedy": "eval", "sampled": "eval_sampled"}
+MODES = {"greedy": "eval", "sampled": "eval_sampled", "searched": "eval_searched"}
 MAX_SOUNDNESS_ERROR = 0.05  # of runs whose config has no such key
 _SOLVED = 0.99  # there is nothing left to learn
 
@@ -44,7 +44,7 @@ class Findings:
 
 
 def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
-    """A figure of the last evaluation, on instances that were not trained with where these are told apart. mode: "greedy" or "sampled";
+    """A figure of the last evaluation, on instances that were not trained with where these are told apart. mode: of `MODES`;
     name: a key without prefix."""
     table = source.told(mode)
     if isinstance(table, dict):
@@ -117,7 +117,11 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
         recipe += ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
         attempts = [" and ".join(recipe), *attempts] if recipe else attempts
     how = "is below" if found[failed] == "below" else "is not shown to be above"
-    return f"This run did not learn: its verifier {how} {failed}; try {', '.join(attempts[:-1])} or {attempts[-1]}."
+    sentence = f"This run did not learn: its verifier {how} {failed}; try {', '.join(attempts[:-1])} or {attempts[-1]}."
+    searched = held_out(source, "searched", "verifier/accuracy")
+    if searched is not None and all(searched.against(level) == "above" for level in marks.values()):
+        sentence += f" Against provers that search it is right on {percent_words(searched.estimate)}: their networks lag behind."
+    return sentence
 
 
 def _can_search(config: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from nip_ray.config.changes import changes_of, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, plain
 from nip_ray.config.plugins import import_plugins
+from nip_ray.config.search_rules import searching
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.evaluation.examine import Examination, players
@@ -30,10 +31,10 @@ from nip_ray.scenarios.registry import played_scenario
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 from nip_ray.storage.folder import CONFIG, RunFolder, write_lines
 
-_MODES = (("greedy", "eval"), ("sampled", "eval_sampled"))
+_MODES = (("greedy", "eval"), ("sampled", "eval_sampled"), ("searched", "eval_searched"))
 _OF_TRAINING = ("interval", "greedy", "sampled", "num_transcripts")  # keys of `evaluation` without a part in `evaluate`
 _OF_HELD_OUT = ("max_instances", "solo_run")
-_PARTS = ("greedy", "sampled", "unseen", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
+_PARTS = ("greedy", "sampled", "searched", "unseen", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,11 @@ def evaluate_run(
     instances: Path | str | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval
-    (95 %), ``…/lower`` and ``…/upper``, ``unseen/…`` for the same of what was not trained with where that differs, and what was examined:
+    """Flat figures: ``eval/…`` (greedy), ``eval_sampled/…`` and ``eval_searched/…`` (greedy, against provers that search) as in
+    `docs/metrics.md`, each with ``…/n`` and, where there is an interval (95 %), ``…/lower`` and ``…/upper``, ``unseen/…`` for the same of
+    what was not trained with where that differs, and what was examined:
     run_dir, iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of docs/evaluation.md: greedy,
-    sampled, unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
+    sampled, searched, unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
     with `attacked` those of an attack (`nip_ray.evaluation.attack_table.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
@@ -194,6 +196,7 @@ def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[
     networks = trained(made, checkpoint)
     settings = made.config.evaluation
     episodes = settings.worst_case_episodes if deep else None
+    made.examination.search = searching(made.config)
     made.examination.alone = solo_run_score(made.config) if made.dataset is None else None
     return made.examination.document(networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes)
 

@@ -19,7 +19,7 @@ from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import small
 
-CONFIG = small("iterations=4", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05")
+CONFIG = small("iterations=4", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05", "search={}")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def evaluated(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key.startswith("eval")}
+    return {key: value for key, value in row.items() if key.startswith(("eval/", "eval_sampled/"))}
 
 
 def without_bounds(figures: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_every_figure_comes_with_its_sample_size_and_the_record_that_it_is_from(
     figures = evaluate_run(run)
     with RunFolder.open(run) as folder:
         document = folder.read_json("evaluation.json")
-    for mode, prefix in (("greedy", "eval"), ("sampled", "eval_sampled")):
+    for mode, prefix in (("greedy", "eval"), ("sampled", "eval_sampled"), ("searched", "eval_searched")):
         assert figures[mode] == document[mode]
         for name, record in document[mode].items():
             for end in ("lower", "upper", "n"):
