@@ -15,7 +15,8 @@ from nip_ray.learning.policy import FORBIDDEN_BELOW, Action, Policy
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.lookahead import ends, equilibrium, likeliest, lookahead
 from nip_ray.play.rollout import Rollout, own_rows
-from nip_ray.protocols import build
+from nip_ray.play.staged import stage
+from nip_ray.protocols import ACCEPT, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.settings.search import SearchSettings, share_at
 from tests.builders import copies, graph_agents, graph_scenario, spread_heads
@@ -122,24 +123,13 @@ def test_under_zero_knowledge_likeness_counts() -> None:
         torch.testing.assert_close(taught_BS, chance_BSS.sum(other), atol=1e-4, rtol=1e-3)
 
 
-def test_an_examination_finds_what_the_best_message_does() -> None:
-    """With one question and one verdict a prover that searches is believed where some message is."""
+def test_an_examination_says_what_is_believed_most() -> None:
+    """With one question and one verdict."""
     scenario, agents = made("nip", max_rounds=3, min_rounds=3)
-    decisions: list[Tensor] = []
-
-    def undecided_between_two(_: nn.Module, __: Any, made: tuple[Policy, Any]) -> tuple[Policy, Any]:
-        if made[0].decision is None or made[0].may_decide is None or not made[0].may_decide.all():
-            return made
-        decisions.append(made[0].decision)
-        centred_ND = made[0].decision - decisions[0].median(0).values
-        centred_ND[:, 2] = -1e6
-        return replace(made[0], decision=centred_ND), made[1]
-
-    agents["verifier"].register_forward_hook(undecided_between_two)
-    examination = Examination(scenario, 0, split="train")
+    examination = Examination(scenario, 0)
     examination.search = SearchSettings(temperature=1e-6), ("prover",)
     found, plain = (examination.rollout(agents, greedy=True, searched=searched) for searched in (True, False))
-    believed = torch.zeros(len(examination.ids), dtype=torch.bool)
+    chances = []
     for symbol in range(scenario.num_symbols):
 
         def edit(turn: Turn, symbol: int = symbol) -> Action:
@@ -148,9 +138,12 @@ def test_an_examination_finds_what_the_best_message_does() -> None:
             return {**turn.action, "message": said_N1}
 
         players = {agent: Player(network, edit=edit if agent == "prover" else None) for agent, network in agents.items()}
-        believed |= play_episodes(BatchedPlay(scenario), players, examination.ids, found.seed_B).verdict_B == 1
-    assert torch.equal(found.verdict_B == 1, believed)
-    assert not torch.equal(plain.verdict_B, found.verdict_B)
+        staged = stage(BatchedPlay(scenario), players, examination.ids, found.seed_B)
+        chances.append(ends(staged.chance_BRD)[:, ACCEPT])
+    chance_BS = torch.stack(chances, 1)
+    said = {name: rollout.main_BRACM[:, 1, 1].amax((1, 2))[:, None] for name, rollout in (("found", found), ("plain", plain))}
+    torch.testing.assert_close(chance_BS.gather(1, said["found"])[:, 0], chance_BS.amax(1))
+    assert (chance_BS.gather(1, said["plain"])[:, 0] < chance_BS.amax(1) - 1e-4).any()
 
 
 def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
