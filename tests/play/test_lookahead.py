@@ -129,7 +129,7 @@ def test_an_examination_says_what_is_believed_most() -> None:
     examination = Examination(scenario, 0)
     examination.search = SearchSettings(temperature=1e-6), ("prover",)
     found, plain = (examination.rollout(agents, greedy=True, searched=searched) for searched in (True, False))
-    chances = []
+    chances, index = [], scenario.protocol.agents.index("prover")
     for symbol in range(scenario.num_symbols):
 
         def edit(turn: Turn, symbol: int = symbol) -> Action:
@@ -141,7 +141,7 @@ def test_an_examination_says_what_is_believed_most() -> None:
         staged = stage(BatchedPlay(scenario), players, examination.ids, found.seed_B)
         chances.append(ends(staged.chance_BRD)[:, ACCEPT])
     chance_BS = torch.stack(chances, 1)
-    said = {name: rollout.main_BRACM[:, 1, 1].amax((1, 2))[:, None] for name, rollout in (("found", found), ("plain", plain))}
+    said = {name: rollout.main_BRACM[:, 1, index].amax((1, 2))[:, None] for name, rollout in (("found", found), ("plain", plain))}
     torch.testing.assert_close(chance_BS.gather(1, said["found"])[:, 0], chance_BS.amax(1))
     assert (chance_BS.gather(1, said["plain"])[:, 0] < chance_BS.amax(1) - 1e-4).any()
 
