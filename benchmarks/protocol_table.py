@@ -1,15 +1,15 @@
 """All protocols on equal terms, on graph isomorphism and on digits: the trials of `tune_configs/protocols_*.yaml`, recorded as they end.
 
     nip-ray data graph-isomorphism --pairs 1000 --seed 1 --exclude PUBLISHED_TEST.npz --out VALIDATION.npz
-    python benchmarks/protocol_table.py gi tune --test VALIDATION.npz --out runs       # which learning rate, for each protocol
-    python benchmarks/protocol_table.py gi train --test PUBLISHED_TEST.npz --out runs  # five seeds of each, with the rates of the config
-    python benchmarks/protocol_table.py gi seats --test PUBLISHED_TEST.npz --out runs  # the same with a prover who speaks at random
-    python benchmarks/protocol_table.py digits tune --out runs                         # on a share of the training images; the rest alike
+    python benchmarks/protocol_table.py gi train --test PUBLISHED_TEST.npz --out runs  # five seeds of each by the recipe
+    python benchmarks/protocol_table.py gi tune --test VALIDATION.npz --out runs       # which learning rate by PPO alone, for each protocol
+    python benchmarks/protocol_table.py gi plain --test PUBLISHED_TEST.npz --out runs  # five seeds of each by PPO alone
+    python benchmarks/protocol_table.py digits train --out runs                        # the rest alike; tuning holds training images out
     python benchmarks/protocol_table.py page                                           # docs/results.md and its figures
 
-What has ended stands in `benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the trials may be spread
-over many days and machines. An interrupted command continues with the trials that had not ended. Tuning trains one seed that is none of
-the five, for half as long.
+PPO alone has neither the search nor the gradient of every verdict, encodes all channels at once, and has twice the episodes, so that it has
+at least as much time. What has ended stands in `benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the
+trials may be spread over many days and machines. An interrupted command continues with the trials that had not ended.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pyarrow
@@ -31,14 +32,10 @@ from _common import NIP_RAY, ROOT, machine
 from _protocol_table_page import write_page
 from PIL import Image
 
-RATES = {"gi": (3e-4, 6e-4, 1.2e-3), "digits": (1.5e-3, 3e-3, 6e-3, 1.2e-2)}
-"""Task -> learning rates that are tried."""
-TUNING_SEED = 10
-SEATS = {"debate": ("prover0",), "debate, rejection first": ("prover0",), "mnip": ("prover1",), "adp": ("prover",)}
-"""Protocol -> provers who speak at random, to tell whether what fails is the game or learning it against them: without prover0 debate is
-nip, without one of its provers mnip is, and adp is the verifier alone beside noise."""
-SEAT_SEEDS = (0, 1, 2)
-PARTS = ("tune", "train", "seats")
+RATES = {"gi": (3e-4, 6e-4, 1.2e-3, 2.4e-3), "digits": (1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2)}
+"""Task -> learning rates that are tried for PPO alone."""
+SEEDS = {"tune": (90, 91, 92), "train": (400, 401, 402, 403, 404), "plain": (400, 401, 402, 403, 404)}
+PARTS = tuple(SEEDS)
 KEPT = ("estimate", "lower", "upper", "n")
 
 
@@ -51,7 +48,7 @@ def main() -> None:
         "--test", type=Path, help="Held-out pairs of graphs: for tuning a validation split, for training the published one."
     )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="Where the sweeps' folders are made.")
-    parser.add_argument("--seeds", type=int, nargs="+", help="Those of the config, three with `seats`.")
+    parser.add_argument("--seeds", type=int, nargs="+", help="Five, and three others for tuning.")
     parser.add_argument("--cases", nargs="+", help="Some protocols alone, by their names in the config.")
     parser.add_argument("--concurrent", type=int, default=1, help="Trials at once, each on a thread of its own.")
     options = parser.parse_args()
@@ -69,7 +66,7 @@ def main() -> None:
         data = {"test": str(options.test.resolve())}
     else:
         data = {"source": "files", "train": str(training_digits(out))} if command == "tune" else {}
-    for seed in options.seeds or {"tune": (TUNING_SEED,), "train": (0, 1, 2, 3, 4), "seats": SEAT_SEEDS}[command]:
+    for seed in options.seeds or SEEDS[command]:
         folder = out / f"protocols-{task}-{command}-{seed}"
         for earlier in sorted(out.glob(f"{folder.name}*/sweep.yaml")):  # of a command that was interrupted
             record(earlier.parent, task, command)
@@ -101,40 +98,41 @@ def png(pixels_HW: Any) -> bytes:
 def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cases: Sequence[str] | None) -> dict[str, Any]:
     """The sweep of the trials of a seed that are not recorded; empty where none is missing. held_out: changes of scenario.data."""
     data = yaml.safe_load((ROOT / "tune_configs" / f"protocols_{task}.yaml").read_text())
-    sweep = data["sweep"]
-    done = {(row["case"], row["lr"]) for row in recorded(task)[command] if row["seed"] == seed}
-    rates = {case: rate_of(data, case) for case in sweep["cases"]}
-    wanted = {case for case in rates if cases is None or case in cases}
-    sweep["seeds"] = [seed]
+    known, usual = recorded(task), float(data["algorithm"]["lr"])
+    done = {(row["case"], row["lr"]) for row in known[command] if row["seed"] == seed}
     data["scenario"]["data"] |= held_out
-    if command == "seats":
-        random = {"kind": "random"}
-        sweep["cases"] = {
-            f"{case} | {', '.join(provers)}": laid_over(sweep["cases"][case], {"scenario": {"agents": dict.fromkeys(provers, random)}})
-            for case, provers in SEATS.items()
-            if case in wanted and (case, rates[case]) not in done
-        }
+    if command != "train":
+        data = alone(data)
+    if command == "tune":
+        data |= {"iterations": data["iterations"] // 4, "checkpoint": {"interval": data["iterations"]}}
         data["evaluation"]["attack"] = {"enabled": False}
-        return data if sweep["cases"] else {}
-    if command == "train":
-        sweep["cases"] = {case: change for case, change in sweep["cases"].items() if case in wanted and (case, rates[case]) not in done}
-        return data if sweep["cases"] else {}
-    sweep["cases"] = {
-        f"{case} | {rate:g}": laid_over(change, {"algorithm": {"lr": rate}})
-        for case, change in sweep["cases"].items()
-        for rate in RATES[task]
-        if case in wanted and (case, rate) not in done
-    }
-    half = data["iterations"] // 2
-    for schedule in data.get("schedules", {}).values():
-        schedule |= {key: schedule[key] // 2 for key in ("period", "start", "stop")}
-    data |= {"iterations": half, "evaluation": {"interval": half}, "checkpoint": {"interval": half}}
-    return data if sweep["cases"] else {}
+    made = {}
+    for case, change in data["sweep"]["cases"].items():
+        rates = RATES[task] if command == "tune" else (tuned(known["tune"], case, usual) if command == "plain" else usual,)
+        for rate in rates:
+            if (cases is None or case in cases) and (case, rate) not in done:
+                made[f"{case} | {rate:g}"] = laid_over(change, {"algorithm": {"lr": rate}})
+    data["sweep"] |= {"seeds": [seed], "cases": made}
+    return data if made else {}
 
 
-def rate_of(data: Mapping[str, Any], case: str) -> float:
-    """The learning rate that the config gives a protocol."""
-    return float(data["sweep"]["cases"][case].get("algorithm", {}).get("lr", data["algorithm"]["lr"]))
+def alone(data: dict[str, Any]) -> dict[str, Any]:
+    """The config for PPO alone: see above."""
+    changed = laid_over(data, {"iterations": 2 * data["iterations"], "algorithm": {"verdict_gradient": "sampled"}})
+    changed["search"] = None
+    every = [changed, *changed["sweep"]["cases"].values()]
+    for settings in (agent for part in every for agent in part.get("scenario", {}).get("agents", {}).values()):
+        settings.pop("channels", None)
+    return changed
+
+
+def tuned(rows: Sequence[Mapping[str, Any]], case: str, usual: float) -> float:
+    """The learning rate with the best median accuracy over the tuning seeds; `usual` where the protocol was not tuned."""
+    found: dict[float, list[float]] = {}
+    for row in rows:
+        if row["case"] == case:
+            found.setdefault(row["lr"], []).append(row["accuracy"]["estimate"])
+    return max(found, key=lambda rate: median(found[rate])) if found else usual
 
 
 def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,6 +203,7 @@ def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
             "iterations": config["iterations"],
             "env_steps": config["iterations"] * config["play"]["num_copies"] * rounds_of(config),
             **figures,
+            "searched": kept(document.get("searched", {}).get("verifier/accuracy")),
             "soundness_error": kept(document.get("soundness_error")) | {"by": (document.get("soundness_error") or {}).get("by")},
             "completeness_error": completeness_error(document),
             "curve": [[row["iteration"], row["eval/verifier/accuracy"]] for row in metrics if "eval/verifier/accuracy" in row],

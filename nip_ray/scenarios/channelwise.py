@@ -64,7 +64,7 @@ class Channelwise(nn.Module):
     def _look(self, rows: dict[str, Tensor], want_policy: bool, want_value: bool) -> tuple[Policy | None, Tensor | None]:
         """The agent inside on each row. Where nothing is learned, on each distinct one once: a search combines a few messages of each
         channel in all ways."""
-        if self.training or torch.is_grad_enabled() or len(self.seat.reads) == 1:
+        if self.training or torch.is_grad_enabled():
             return self.inside(rows, want_policy, want_value)
         first_U, place_M = distinct(rows)
         policy, value_U = self.inside({name: whole[first_U] for name, whole in rows.items()}, want_policy, want_value)

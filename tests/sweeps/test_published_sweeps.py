@@ -31,16 +31,8 @@ LIKE |= {
     "protocols_gi": "gi_fast",
 }
 OTHERWISE = {"sweep_ei_cv": {"algorithm.guess_replacement_annealing"}, "sweep_pbt_gi": {"algorithm.anneal_lr"}}
-OTHERWISE["protocols_gi"] = {
-    f"algorithm.{key}" for key in ("anneal_lr", "average_weights", "num_epochs", "minibatch_size", "verdict_gradient")
-}
-OTHERWISE["protocols_gi"] |= {
-    "algorithm.agents.verifier.entropy_coefficient",
-    "play.num_copies",
-    *(f"pretraining.{key}" for key in ("num_epochs", "anneal_lr")),
-}
-OTHERWISE["protocols_gi"] |= {f"schedules.verifier.{key}" for key in ("kind", "period", "start", "stop", "first_agent")}
-"""The comparison of protocols has learning of its own, under which its results were recorded."""
+OTHERWISE["protocols_gi"] = {"algorithm.minibatch_size", "algorithm.minibatch_copies"}
+"""A minibatch of as many copies under every protocol, not of as many frames."""
 TINY = (
     "scenario.data.num_train=40",
     "scenario.data.num_test=10",
@@ -106,12 +98,14 @@ def _flat(value: object, key: str = "") -> dict[str, object]:
 
 
 def _agents(dumped: dict) -> dict:
-    """The settings of everyone who plays, but for the width and depth that a sweep may vary."""
+    """The settings of everyone who plays, but for the width and depth that a sweep may vary, and for how channels are read."""
     named, protocol = dumped["scenario"]["agents"], dumped["protocol"]["name"]
     playing = {"debate": ["prover0", "prover1", "verifier"]}.get(protocol, ["prover", "verifier"])
     found = {agent: dict(named.get(agent, named.get("_default"))) for agent in playing}
     for key in ("num_gnn_layers", "d_gnn"):
         del found["verifier"][key]
+    for settings in found.values():
+        del settings["channels"]  # one and the same where there is one
     return found
 
 
