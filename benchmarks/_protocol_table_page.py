@@ -13,8 +13,8 @@ PAGE = ROOT / "docs" / "results.md"
 """What stands between its generated parts is written by hand."""
 BEGIN, END = "<!-- {}: written by `python benchmarks/protocol_table.py page` -->", "<!-- end of {} -->"
 ORDER = (
-    "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "consultancy", "adp", "merlin_arthur",
-    "mnip", "random prover", "solo",
+    "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "mnip", "consultancy", "adp",
+    "merlin_arthur", "helpful_sneaky", "random prover", "solo",
 )  # fmt: skip
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "gi": {"nip": 0.9453, "debate": 0.6409, "adp": 0.6138, "mnip": 0.6646, "random prover": 0.6285},
@@ -32,11 +32,13 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
     """Put the tables of each task into the page, between the marks that stand there, and draw the figures."""
     text = PAGE.read_text()
     for task, record in records.items():
-        groups = {case: [row for row in record["train"] if row["case"] == case] for case in ORDER}
-        groups = {case: rows for case, rows in groups.items() if rows}
-        parts = {"table": _table(groups, PUBLISHED[task]), "seeds": _seeds(groups), "tuning": _tuning(record["tune"])}
-        if record["seats"]:
-            parts["seats"] = _seats(record["seats"], groups)
+        groups, alone = _groups(record["train"]), _groups(record["plain"])
+        parts = {
+            "table": _table(groups, alone, PUBLISHED[task]),
+            "seeds": _seeds(groups),
+            "plain seeds": _seeds(alone),
+            "tuning": _tuning(record["tune"]),
+        }
         for part, made in parts.items():
             name = f"{part} of {task}"
             begin, end = BEGIN.format(name), END.format(name)
@@ -44,29 +46,46 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
                 raise SystemExit(f"{PAGE}: has no place for the {name}; write {begin} and {end} where it is to stand")
             before, rest = text.split(begin, 1)
             text = f"{before}{begin}\n\n{made}\n\n{end}{rest.split(end, 1)[1]}"
-        _draw(groups, task)
+        _draw(groups, alone, task)
     PAGE.write_text(text)
 
 
-def _table(groups: Groups, published: Mapping[str, float]) -> str:
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Protocol -> its trials by seed, in the order of the page."""
+    found = {case: sorted((row for row in rows if row["case"] == case), key=lambda row: row["seed"]) for case in ORDER}
+    return {case: rows for case, rows in found.items() if rows}
+
+
+def _table(groups: Groups, alone: Groups, published: Mapping[str, float]) -> str:
     titles = [
         "protocol",
         "seeds",
-        "accuracy: median",
-        "interquartile mean (95 % interval over seeds)",
-        "completeness",
+        "accuracy",
+        "against provers that search",
+        "difference",
         "soundness error, worst case",
+        "completeness error, worst case",
+        "PPO alone: accuracy",
+        "its soundness error, worst case",
+        "minutes, alone",
+        *(["published"] if published else []),
     ]
-    keys = ["accuracy", "completeness", "soundness_error"]
-    if any(row.get("completeness_error") for rows in groups.values() for row in rows):
-        titles.append("completeness error, worst case")
-        keys.append("completeness_error")
-    lines = [_line([*titles, *(["published"] if published else [])]), "|---" * (len(titles) + bool(published)) + "|"]
+    lines = [_line(titles), "|---" * len(titles) + "|"]
     for case, rows in groups.items():
-        figures = [_over_seeds([row.get(key) or {} for row in rows]) for key in keys]
-        middle = _share(median(row["accuracy"]["estimate"] for row in rows))
-        lines.append(_line([case, str(len(rows)), middle, *figures, *([_share(published.get(case))] if published else [])]))
+        beside = alone.get(case, [])
+        figures = [_over_seeds([row.get(key) or {} for row in rows]) for key in ("accuracy", "searched")]
+        worst = [_over_seeds([row.get(key) or {} for row in rows]) for key in ("soundness_error", "completeness_error")]
+        other = [_over_seeds([row.get(key) or {} for row in beside]) for key in ("accuracy", "soundness_error")]
+        minutes = ", ".join(f"{median(row['minutes'] for row in part):.1f}" if part else "-" for part in (rows, beside))
+        cells = [case, str(len(rows)), *figures, _difference(rows), *worst, *other, minutes]
+        lines.append(_line([*cells, *([_share(published.get(case))] if published else [])]))
     return "\n".join(lines)
+
+
+def _difference(rows: Sequence[Row]) -> str:
+    """By how much the provers' networks fall short of a search: the median over seeds, the least and the most."""
+    found = [row["searched"]["estimate"] - row["accuracy"]["estimate"] for row in rows if row.get("searched")]
+    return f"{median(found):+.3f} ({min(found):+.3f} to {max(found):+.3f})" if found else "-"
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -89,31 +108,26 @@ def _spread(figures: Sequence[Row]) -> Mean:
 
 
 def _seeds(groups: Groups) -> str:
-    lines = ["| protocol | seed | accuracy (95 % interval over instances) | soundness error, by | overlap |", "|---|---|---|---|---|"]
+    titles = ["protocol", "seed", "lr", "accuracy (95 % interval over instances)", "against provers that search"]
+    lines = [_line([*titles, "soundness error, by", "completeness error, by"]), "|---" * (len(titles) + 2) + "|"]
     for case, rows in groups.items():
-        for row in sorted(rows, key=lambda row: row["seed"]):
-            error = row["soundness_error"]
-            by = f"{_with_ends(error)}, {str(error['by']).replace('_', ' ')}" if "estimate" in error else "no prover"
-            lines.append(f"| {case} | {row['seed']} | {_with_ends(row['accuracy'])} | {by} | {row['overlap']} |")
+        for row in rows:
+            searched = _with_ends(row["searched"]) if row.get("searched") else "-"
+            cells = [case, str(row["seed"]), f"{row['lr']:g}", _with_ends(row["accuracy"]), searched]
+            lines.append(_line([*cells, _error(row["soundness_error"]), _error(row["completeness_error"])]))
     return "\n".join(lines)
 
 
-def _seats(rows: Sequence[Row], groups: Groups) -> str:
-    lines = ["| protocol | accuracy as it is | accuracy with a prover at random | its seeds |", "|---|---|---|---|"]
-    for case in ORDER:
-        found = [row["accuracy"] for row in sorted(rows, key=lambda row: row["seed"]) if row["case"] == case]
-        if found:
-            whole = _over_seeds([row["accuracy"] for row in groups.get(case, ())])
-            lines.append(_line([case, whole, _over_seeds(found), ", ".join(_share(one["estimate"]) for one in found)]))
-    return "\n".join(lines)
+def _error(error: Row) -> str:
+    return f"{_with_ends(error)}, {str(error['by']).replace('_', ' ')}" if error.get("estimate") is not None else "-"
 
 
 def _tuning(rows: Sequence[Row]) -> str:
     rates = sorted({row["lr"] for row in rows})
     lines = ["| protocol | " + " | ".join(f"{rate:g}" for rate in rates) + " |", "|---" * (len(rates) + 1) + "|"]
     for case in ORDER:
-        found = {row["lr"]: row["accuracy"]["estimate"] for row in rows if row["case"] == case}
-        if found:
+        mine = {rate: [row["accuracy"]["estimate"] for row in rows if (row["case"], row["lr"]) == (case, rate)] for rate in rates}
+        if found := {rate: median(shares) for rate, shares in mine.items() if shares}:
             best = max(found.values())
             cells = (f"**{_share(found[rate])}**" if found.get(rate) == best else _share(found.get(rate)) for rate in rates)
             lines.append(f"| {case} | " + " | ".join(cells) + " |")
@@ -129,7 +143,7 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}".removeprefix("0") if value < 1 else f"{value:.3f}"
 
 
-def _draw(groups: Groups, task: str) -> None:
+def _draw(groups: Groups, alone: Groups, task: str) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -142,8 +156,9 @@ def _draw(groups: Groups, task: str) -> None:
             right.axvspan(BASELINE[1], BASELINE[2], color="0.9", label="verifier alone, fitted")
             right.axvline(BASELINE[0], color="0.6", linewidth=0.8)
         for at, (case, rows) in enumerate(groups.items()):
-            _dots(right, at, [row["accuracy"] for row in rows])
-            _dots(wrong, at, [row["soundness_error"] for row in rows if "estimate" in row["soundness_error"]])
+            for axes, key in ((right, "accuracy"), (wrong, "soundness_error")):
+                _dots(axes, at - 0.12, [row[key] for row in rows if "estimate" in row[key]], "C0", "recipe")
+                _dots(axes, at + 0.16, [row[key] for row in alone.get(case, ()) if "estimate" in row[key]], "C1", "PPO alone")
             if case in PUBLISHED[task]:
                 label = "published" if case == next(name for name in names if name in PUBLISHED[task]) else None
                 right.plot([PUBLISHED[task][case]], [at], "|", color="C3", markersize=14, markeredgewidth=2, label=label)
@@ -151,18 +166,18 @@ def _draw(groups: Groups, task: str) -> None:
         wrong.set(xlabel="soundness error in the worst case", xlim=(-0.02, 1.02))
         right.set_yticks(range(len(names)), names)
         right.invert_yaxis()
-        if PUBLISHED[task]:
-            right.legend(loc="lower right")
+        named = dict(zip(*reversed(right.get_legend_handles_labels()), strict=True))
+        right.legend(named.values(), named.keys(), loc="lower left")
         figure.savefig(ROOT / "docs" / f"results-{task}.svg", metadata={"Date": None})
         pyplot.close(figure)
 
 
-def _dots(axes: Any, at: int, figures: Sequence[Row]) -> None:
+def _dots(axes: Any, at: float, figures: Sequence[Row], colour: str, label: str) -> None:
     """Every seed, their interquartile mean and its interval."""
     if not figures:
         return
     found = _spread(figures)
-    axes.plot([one["estimate"] for one in figures], [at] * len(figures), "o", color="C0", alpha=0.4, markersize=4)
-    axes.plot([found.estimate], [at], "D", color="C0", markersize=5)
+    axes.plot([one["estimate"] for one in figures], [at] * len(figures), "o", color=colour, alpha=0.4, markersize=4)
+    axes.plot([found.estimate], [at], "D", color=colour, markersize=5, label=label)
     if found.lower is not None and found.upper is not None:
-        axes.plot([found.lower, found.upper], [at, at], color="C0", linewidth=1.5)
+        axes.plot([found.lower, found.upper], [at, at], color=colour, linewidth=1.5)

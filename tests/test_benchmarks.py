@@ -72,9 +72,12 @@ def test_the_table_of_protocols_has_both_halves_of_the_worst_case_and_no_interva
     assert table.completeness_error(chosen) == {"estimate": 0.75, "lower": 0.5, "upper": 0.875, "n": 8, "by": "own"}
     exact = {**chosen, "attack": {"completeness": {"every_message": {**right, "estimate": 0.2}}}}
     assert table.completeness_error(exact)["by"] == "every_message"
-    row = {"case": "debate", "seed": 0, **dict.fromkeys(("accuracy", "completeness", "soundness_error"), right)}
-    lines = made._table({"debate": [{**row, "completeness_error": table.completeness_error(chosen)}]}, {}).splitlines()
-    assert (lines[0].count("completeness error, worst case"), lines[2].endswith("| .750 |")) == (1, True)
-    assert "worst case |" not in made._table({"debate": [row]}, {}).splitlines()[0].partition("soundness error, worst case")[2]
+    row = {"case": "debate", "seed": 0, "minutes": 1.0, **dict.fromkeys(("accuracy", "searched", "soundness_error"), right)}
+    lines = made._table({"debate": [{**row, "completeness_error": table.completeness_error(chosen)}]}, {}, {}).splitlines()
+    assert lines[2] == "| debate | 1 | .250 | .250 | +0.000 (+0.000 to +0.000) | .250 | .750 | - | - | 1.0, - |"
+    tried = [
+        {"case": "nip", "lr": rate, "accuracy": {"estimate": share}} for rate, share in ((1.0, 0.9), (1.0, 0.5), (1.0, 0.5), (2.0, 0.6))
+    ]
+    assert (table.tuned(tried, "nip", 3.0), table.tuned(tried, "mnip", 3.0)) == (2.0, 3.0)
     seeds = [{"estimate": share, "n": 100} for share in (0.5, 0.6, 0.55, 0.5, 0.6)]
     assert (made._over_seeds(seeds[:2]), "to" in made._over_seeds(seeds)) == (".550", True)
