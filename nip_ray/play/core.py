@@ -235,10 +235,12 @@ class Player:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search would have an agent say in N turns. message_NF: -1 where it did not search. taught_NFS: how good a choice each symbol
-    is, a distribution over S symbols for each of F message factors times what is at stake in the turn; zero where it did not search."""
+    """What a search would have an agent say in N turns. message_NF: -1 where it did not search, or found that silence is best. silent_N:
+    where it did. taught_NFS: how good a choice each symbol is for one who speaks, a distribution over S symbols for each of F message
+    factors times what is at stake in the turn; zero where it did not search."""
 
     message_NF: Tensor
+    silent_N: Tensor
     taught_NFS: Tensor
 
 
@@ -278,7 +280,11 @@ def play_round(play: BatchedPlay, players: Mapping[str, Player], search: Search 
     actions = {}
     for turn in turns:
         edit = players[turn.agent].edit
-        actions[turn.agent] = turn.copy_N, turn.action if edit is None else edit(turn)
+        action = turn.action if edit is None else edit(turn)
+        if turn.agent in searched:  # a network has no action for silence: its own stays in the turn
+            silent_N1 = searched[turn.agent].silent_N[:, None]
+            action = {**action, "message": torch.where(silent_N1, -1, action["message"])}
+        actions[turn.agent] = turn.copy_N, action
     similarity_B, distance_B2 = (None, None) if extra is None else compared(extra, asked, play.id_B)
     grade_BM, drawn = stated(play, asked, players) if play.protocol.graded else (None, False)
     return Round(turns, play.step(actions, similarity_B, grade_BM, drawn, pay_BMD).reward_BA, distance_B2, searched)

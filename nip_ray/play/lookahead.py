@@ -4,7 +4,7 @@ Decisions that matter here:
 - what a message is worth is computed, not sampled: after it everybody says its likeliest words, deciders put off every decision, and their
   probabilities of each verdict in each round give the expected pay. Of later turns of the same prover the network's own are assumed;
 - provers who speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium they play;
-- everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`;
+- silence and everything that may be said are tried, or the likeliest where that is more than `SearchSettings.candidates`;
 - what was found is a distribution, and the network is taught all of it, not the message that was drawn, weighted by what is at stake.
 
 Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017; optimistic
@@ -50,7 +50,7 @@ class Lookahead:
         if not speakers or play.round + 1 >= play.protocol.max_rounds:  # nobody would hear it
             return {}
         at_once = int(torch.stack([play.turn_B(agent) for agent in speakers]).sum(0).max())
-        each = max(2, int(self.settings.candidates ** (1 / at_once) + 1e-9))
+        each = max(2, int(self.settings.candidates ** (1 / at_once) + 1e-9)) - 1  # and silence
         options = {agent: self._options(play, players[agent], *asked[agent], each) for agent in speakers}
         valid_BX = options[speakers[0]].valid_BC
         for agent in speakers[1:]:
@@ -72,13 +72,17 @@ class Lookahead:
         chances = equilibrium(pays, copy_K, option_AK, [options[agent].valid_BC for agent in speakers], self.settings.temperature)
         found = {}
         for player, (agent, chance_BC) in enumerate(zip(speakers, chances, strict=True)):
-            stake_B = stake(_expected(player, pays[player], copy_K, option_AK, chances), options[agent].valid_BC)
+            pay_BC = _expected(player, pays[player], copy_K, option_AK, chances)
+            stake_B = stake(pay_BC[:, :-1], options[agent].valid_BC[:, :-1])
             found[agent] = self._found(play, asked[agent], options[agent], chance_BC, stake_B)
         return found
 
     def _options(self, play: BatchedPlay, player: Player, copy_N: Tensor, policy: Policy, most: int) -> "_Options":
-        """The messages that an agent tries: those that may be said, the likeliest first; that one alone where it does not search."""
+        """The messages that an agent tries: those that may be said, the likeliest first, and silence; the likeliest alone where it does
+        not search."""
         message_NCF, valid_NC = likeliest(policy, most)
+        message_NCF = torch.cat([message_NCF, torch.full_like(message_NCF[:, :1], -1)], 1)
+        valid_NC = torch.cat([valid_NC, torch.ones_like(valid_NC[:, :1])], 1)
         searches_N = self.searches_B[copy_N]
         if player.version_B is not None:
             searches_N = searches_N & (player.version_B[copy_N] < 0)
@@ -125,15 +129,20 @@ class Lookahead:
         searches_N = options.searches_B[copy_N]
         message_NCF, chance_NC = options.message_BCF[copy_N], chance_BC[copy_N]
         message_NF = message_NCF[torch.arange(len(copy_N), device=copy_N.device), option_N]
+        silent_N = searches_N & (option_N == message_NCF.shape[1] - 1)
+        spoken_NCF, valid_NC = message_NCF[:, :-1], options.valid_BC[copy_N, :-1]
+        spoken_NC = torch.where(valid_NC, chance_NC[:, :-1].clamp_min(_TRACE**2), 0.0)
+        spoken_NC = spoken_NC / spoken_NC.sum(1, keepdim=True)
         taught_NFS = torch.zeros_like(policy.message)
-        taught_NFS.scatter_add_(2, message_NCF.transpose(1, 2), chance_NC[:, None].expand(-1, message_NCF.shape[2], -1).contiguous())
+        taught_NFS.scatter_add_(2, spoken_NCF.transpose(1, 2), spoken_NC[:, None].expand(-1, spoken_NCF.shape[2], -1).contiguous())
         taught_NFS *= (policy.speaks & searches_N[:, None])[..., None] * stake_B[copy_N, None, None]
-        return Searched(torch.where(searches_N[:, None], message_NF, -1), taught_NFS)
+        return Searched(torch.where(searches_N[:, None], message_NF, -1), silent_N, taught_NFS)
 
 
 @dataclass(frozen=True)
 class _Options:
-    """message_BCF: up to C messages in each copy, of which `valid_BC` may be said. searches_B: where the agent chooses among them."""
+    """message_BCF: up to C messages in each copy, the last of them silence, of which `valid_BC` may be said. searches_B: where the agent
+    chooses among them."""
 
     message_BCF: Tensor
     valid_BC: Tensor
