@@ -26,8 +26,7 @@ class SearchSettings:
     temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", ge=1e-6)
     candidates: int = option(
         144,
-        "Messages tried in a turn, silence among them, together where several provers speak at once: all, or the likeliest where there are "
-        "more.",
+        "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.",
         ge=4,
         le=65536,
     )

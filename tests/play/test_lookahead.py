@@ -16,7 +16,7 @@ from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.lookahead import ends, equilibrium, likeliest, lookahead
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.play.staged import stage
-from nip_ray.protocols import ACCEPT, build
+from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.settings.search import SearchSettings, share_at
 from tests.builders import copies, graph_agents, graph_scenario, spread_heads
@@ -144,13 +144,15 @@ def test_an_examination_says_what_is_believed_most() -> None:
         chances.append(ends(staged.chance_BRD)[:, ACCEPT])
     chance_BS = torch.stack(chances, 1)
     said = {name: rollout.main_BRACM[:, 1, index].amax((1, 2))[:, None] for name, rollout in (("found", found), ("plain", plain))}
-    best_B, silence = chance_BS.amax(1), scenario.num_symbols
+    silence, honest_B = scenario.num_symbols, found.y_B == ACCEPT
+    chance_BS[honest_B, silence] = 0.0  # it must speak
+    best_B = chance_BS.amax(1)
     torch.testing.assert_close(chance_BS.gather(1, torch.where(said["found"] < 0, silence, said["found"]))[:, 0], best_B)
     assert (chance_BS.gather(1, said["plain"])[:, 0] < best_B - 1e-4).any()
 
 
 def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
-    """In the round in which both answer at once, silence included: what is taught is what they say of it where they speak."""
+    """In the round in which both answer at once, or are silent where they lie: taught is how they choose where they speak."""
     scenario, agents = made("debate", max_rounds=3, min_rounds=3)
     rollout = searched(scenario, agents, temperature=0.01, candidates=4096)
     provers = scenario.protocol.provers
@@ -165,7 +167,8 @@ def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
     valids = []
     for agent in provers:
         legal_BS = agents[agent](rows[agent].obs, True, False)[0].message[:, 0] > FORBIDDEN_BELOW
-        valids.append(torch.cat([legal_BS, torch.ones(COPIES, 1, dtype=torch.bool)], 1))
+        lies_B = rollout.y_B == (REJECT if agent == "prover1" else ACCEPT)
+        valids.append(torch.cat([legal_BS, lies_B[:, None]], 1))
     both_BSS = valids[0][:, :, None] & valids[1][:, None]
     copy_K, one_K, other_K = both_BSS.nonzero(as_tuple=True)
     flat = [pay_BX.view(both_BSS.shape)[both_BSS] for pay_BX in pays]
