@@ -1,5 +1,6 @@
 """The command line: what it accepts, prints and exits with. Training is a stand-in here; its own tests are elsewhere."""
 
+import io
 import json
 import os
 import pwd
@@ -20,6 +21,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from nip_ray.cli import app, main
+from nip_ray.cli.folder import list_
 from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.errors import TrainingError, UserError
 
@@ -201,6 +203,25 @@ def test_list(run_dir: Path) -> None:
     assert "no such folder" in one_line_error(call("list", "nowhere"))
     assert "is a file" in one_line_error(call("view", run_dir / "config.yaml"))
     assert "is no address of this machine" in one_line_error(call("view", run_dir, "--host", "192.0.2.1"))
+
+
+def test_list_keeps_words_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gi_adp-seed-0-first"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(
+        "iterations: 400\nscenario: {name: graph_isomorphism}\nprotocol: {name: adp}\nalgorithm: {name: ppo}\n"
+    )
+    (folder / "metrics.jsonl").write_text('{"iteration": 125, "eval_sampled/verifier/accuracy": 0.75, "version": 1}\n')
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    list_(tmp_path)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = set(terminal.getvalue().split())
+    assert {"gi_adp-seed-0-first", "graph_isomorphism,", "interrupted", "125/400", "eval_sampled/verifier/", "accuracy", "0.7500"} <= words
 
 
 def test_the_script_for_bash_completes(tmp_path: Path) -> None:
