@@ -240,6 +240,11 @@ def test_an_option_that_is_a_key_of_the_config_is_recognised() -> None:
     assert "--set algorithm.lr=..." in call("train", QUICKSTART, "--lr", "3e-4").stderr
 
 
+def test_a_list_without_quotes_is_told_from_a_second_config() -> None:
+    assert "needs quotes" in call("train", QUICKSTART, "--set", "scenario.data.graph_sizes=[7,", "8]").stderr
+    assert "quotes" not in call("train", QUICKSTART, QUICKSTART).stderr
+
+
 @pytest.mark.parametrize("path", TUNE_CONFIGS, ids=lambda path: path.stem)
 def test_dry_run_of_every_shipped_config(path: Path) -> None:
     result = call("train", path, "--dry-run")
