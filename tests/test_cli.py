@@ -236,6 +236,13 @@ def test_the_script_for_bash_completes(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "algorithm.lam= algorithm.loss= algorithm.lr="
 
 
+def test_help_groups_the_verbs() -> None:
+    shown = call("--help").stdout
+    titles = ("─ Train ─", "─ Test ─", "─ Look at runs ─", "─ Make and pass on ─", "─ Help ─")
+    assert sorted(titles, key=shown.index) == list(titles)
+    assert "─ Commands ─" not in shown
+
+
 def test_an_option_that_is_a_key_of_the_config_is_recognised() -> None:
     assert "--set algorithm.lr=..." in call("train", QUICKSTART, "--lr", "3e-4").stderr
 
