@@ -54,7 +54,8 @@ def progress_line(name: str, start: int, total: int, quiet: bool, unit: str = "i
 @contextmanager
 def _bar(title: str, start: int, total: int) -> Iterator[Report]:
     from rich.console import Console, RenderableType
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.table import Column
     from rich.text import Text
 
     class Bar(Progress):
@@ -66,10 +67,18 @@ def _bar(title: str, start: int, total: int) -> Iterator[Report]:
             yield from super().get_renderables()
             yield Text(self.figures, no_wrap=True, overflow="ellipsis")
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
+    class Left(TimeRemainingColumn):
+        """The time until the last iteration is done, nothing from then on."""
+
+        def render(self, task: Task) -> Text:
+            return Text() if task.finished else super().render(task).append(" left")
+
+    whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, and the end of the title
+    columns = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(table_column=whole), Left(table_column=whole))
     file: Any = BestEffort(sys.stderr)
-    with Bar(*columns, console=Console(file=file)) as bar:
-        task = bar.add_task(title, total=total, completed=start)
+    console = Console(file=file)
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task(title[: max(10, console.width - 40)], total=total, completed=start)
 
         def report(done: int, figures: dict[str, Any]) -> None:
             bar.figures = headline(figures)

@@ -1,5 +1,6 @@
 """The command line: what it accepts, prints and exits with. Training is a stand-in here; its own tests are elsewhere."""
 
+import io
 import json
 import os
 import pwd
@@ -20,6 +21,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from nip_ray.cli import app, main
+from nip_ray.cli.folder import list_
 from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.errors import TrainingError, UserError
 
@@ -203,6 +205,25 @@ def test_list(run_dir: Path) -> None:
     assert "is no address of this machine" in one_line_error(call("view", run_dir, "--host", "192.0.2.1"))
 
 
+def test_list_keeps_words_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gi_adp-seed-0-first"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(
+        "iterations: 400\nscenario: {name: graph_isomorphism}\nprotocol: {name: adp}\nalgorithm: {name: ppo}\n"
+    )
+    (folder / "metrics.jsonl").write_text('{"iteration": 125, "eval_sampled/verifier/accuracy": 0.75, "version": 1}\n')
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    list_(tmp_path)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    words = set(terminal.getvalue().split())
+    assert {"gi_adp-seed-0-first", "graph_isomorphism,", "interrupted", "125/400", "eval_sampled/verifier/", "accuracy", "0.7500"} <= words
+
+
 def test_the_script_for_bash_completes(tmp_path: Path) -> None:
     line = f"COMP_WORDS=(nip-ray train {QUICKSTART} --set algorithm.l); COMP_CWORD=4; _nip_ray_completion nip-ray"
     script = f'eval "$(nip-ray --show-completion)"; complete -p nip-ray; {line}'
@@ -215,8 +236,20 @@ def test_the_script_for_bash_completes(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "algorithm.lam= algorithm.loss= algorithm.lr="
 
 
+def test_help_groups_the_verbs() -> None:
+    shown = call("--help").stdout
+    titles = ("─ Train ─", "─ Test ─", "─ Look at runs ─", "─ Make and pass on ─", "─ Help ─")
+    assert sorted(titles, key=shown.index) == list(titles)
+    assert "─ Commands ─" not in shown
+
+
 def test_an_option_that_is_a_key_of_the_config_is_recognised() -> None:
     assert "--set algorithm.lr=..." in call("train", QUICKSTART, "--lr", "3e-4").stderr
+
+
+def test_a_list_without_quotes_is_told_from_a_second_config() -> None:
+    assert "needs quotes" in call("train", QUICKSTART, "--set", "scenario.data.graph_sizes=[7,", "8]").stderr
+    assert "quotes" not in call("train", QUICKSTART, QUICKSTART).stderr
 
 
 @pytest.mark.parametrize("path", TUNE_CONFIGS, ids=lambda path: path.stem)

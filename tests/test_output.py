@@ -50,6 +50,25 @@ def test_what_a_run_says_can_get_lost(monkeypatch: pytest.MonkeyPatch, stderr: A
             report(done, {"stage": "training", "eval/verifier/accuracy": done / 3})
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_narrow_terminal_shows_the_count_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_line("quickstart", 0, 1000, quiet=False) as report:
+        seen = terminal.getvalue()
+        report(1000, {"stage": "evaluating"})
+    assert "0/1000" in seen
+    assert "-:--:-- left" in seen
+    last = terminal.getvalue().rpartition("1000/1000")[2]
+    assert "evaluating" in last
+    assert "left" not in last
+
+
 def test_a_run_whose_terminal_is_gone_is_trained_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Broken(tty=True))
     run_experiment(small("iterations=2", base=MESSAGES), tmp_path / "run")

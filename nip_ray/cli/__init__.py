@@ -22,8 +22,19 @@ from nip_ray.progress import BestEffort, open_standard_files
 from nip_ray.redaction import Redactor
 
 # isort: off
-from nip_ray.cli import train, evaluate, text, folder, report, export, sweep, run, play, new, tools, data  # noqa: F401
+from nip_ray.cli import train, sweep, run, evaluate, play, folder, report, text, new, data, export, tools  # noqa: F401
 # isort: on
+
+_PANELS = {
+    "Train": "train resume sweep run",
+    "Test": "evaluate cross-play judge match",
+    "Look at runs": "list view report compare watch",
+    "Make and pass on": "new data export serve-model",
+    "Help": "doctor schema",
+}
+for verb in (*app.registered_commands, *app.registered_groups):
+    name = verb.name or getattr(verb.callback, "__name__", "")
+    verb.rich_help_panel = next(panel for panel, verbs in _PANELS.items() if name in verbs.split())
 
 _plain_warning = warnings.formatwarning
 

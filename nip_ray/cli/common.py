@@ -41,7 +41,10 @@ class ConfigCommand(TyperCommand):
         """As click's."""
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption, of click or of the click that typer brings along
+        except Exception as error:  # NoSuchOption or another UsageError, of click or of the click that typer brings along
+            known: Any = error
+            if getattr(error, "message", "").endswith(("])", "})")):  # further arguments, which end in a list of YAML
+                known.message += "; a value with spaces needs quotes, as in --set 'a.b=[1, 2]'"
             if name := getattr(error, "option_name", "").lstrip("-").replace("-", "_"):
                 from nip_ray.config.experiment import ExperimentConfig
                 from nip_ray.config.keys import walk
@@ -49,7 +52,6 @@ class ConfigCommand(TyperCommand):
                 keys = sorted(
                     {path for path, _ in walk(ExperimentConfig) if f".{path}".endswith(f".{name}")}, key=lambda path: path.count(".")
                 )
-                known: Any = error
                 known.possibilities = [f"--set {key}=..." for key in keys[:3]] or known.possibilities
             raise
 

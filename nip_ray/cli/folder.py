@@ -1,5 +1,7 @@
 """`nip-ray list` and `nip-ray view`: all the runs of a folder, as a table and as a page."""
 
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +40,12 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
             ]
             for run in runs
         ]
+        if sys.stdout.isatty() and sum(max(map(len, cells)) + 2 for cells in zip(header, *rows)) > shutil.get_terminal_size().columns:
+            header = ["run", "state", "metric", "age"]  # with a second line each, so that words stay whole
+            rows = [
+                [f"{run}\n{task}", f"{state}\n{done}", "/\n".join(f"{key} {value}".rsplit("/", 1)), age]
+                for run, task, state, done, key, value, age in rows
+            ]
         print_table(header, rows, words=(0, 1, 2, 4), width=400)
         for run in runs:
             if run.note:

@@ -22,6 +22,8 @@ def fault_text(detail: Any, config: type) -> str:
         own = " (one of your own needs `plugins`)" if path in ("scenario", "algorithm") or path.startswith("providers.") else ""
         return f"{path}.name: got {shown(tag)}, {suggest(str(tag), tags)}{own}"
     expected = key.expects if key is not None else "mapping"
+    if key is not None and len(members := branches(key.annotation)) > 1 and given in map(tag_of, members):
+        expected = f"{expected} (did you mean {path}.name={given}?)"
     if kind in ("too_short", "string_too_short"):
         expected = f"{expected}, not empty"
     if kind == "finite_number":

@@ -142,6 +142,8 @@ def look_at(path: Path, above: Path) -> Listed:
         ended = CONFIG in marks and (is_finished(RunFolder(path, None)) or _runner_ended(path, config, done, total))
     except UserError as error:
         faults.append(str(error).removeprefix(f"{path}{os.sep}"))
+    if ended and total and not last and not faults:
+        faults.append(f"{METRICS} has no complete row")
     running = is_locked(path / LOCK)
     state: State = "running" if running else "damaged" if faults else "ended" if ended else "interrupted"
     task, protocol, algorithm = _about(config)

@@ -160,7 +160,8 @@ def table_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     """(header, rows) of a plain table, best setting first."""
     keys = list(dict.fromkeys(key for setting in summary.settings for key in setting.values))
     short = short_names(keys)
-    header = ["rank", *(short[key] for key in keys), "seeds", summary.metric, "of each seed", "trials"]
+    several = any(len(setting.seeds) > 1 for setting in summary.settings)
+    header = ["rank", *(short[key] for key in keys), "seeds" if several else "seed", summary.metric, "of each seed", "trials"]
     rows = []
     for setting in summary.ranked:
         values = [show(setting.values[key]) if key in setting.values else "" for key in keys]

@@ -144,6 +144,7 @@ def test_numbers_with_an_exponent(text: str) -> None:
         ({"algorithm": {"clip_value": "x"}}, "algorithm.clip_value: got 'x', expected number, true or false"),
         ({"algorithm": {"loss": "clipp"}}, "algorithm.loss: got 'clipp', expected one of clip, kl_penalty (did you mean clip?)"),
         ({"algorithm": 3}, "algorithm: got 3, expected mapping"),
+        ({"algorithm": "solo"}, "algorithm: got 'solo', expected mapping (did you mean algorithm.name=solo?)"),
         ({"protocol": {"force_guess": "two"}}, "protocol.force_guess: got 'two', expected one of zero, one, y or null"),
         ({"protocol": {"max_rounds": "8"}}, "protocol.max_rounds: got '8', expected integer >= 1 or null"),
         ({"scenario": {"data": {"graph_sizes": [7, "8"]}}}, "scenario.data.graph_sizes.1: got '8', expected integer"),

@@ -11,13 +11,14 @@ from random import Random
 from time import process_time
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.report import report_page, write_report
-from nip_ray.evaluation.report.curves import Drawing
-from nip_ray.evaluation.report.panels import wrong_side
+from nip_ray.evaluation.report.curves import Drawing, draw
+from nip_ray.evaluation.report.panels import Panel, Series, panels, wrong_side
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
 
@@ -218,6 +219,19 @@ def test_the_wrong_side_wins_what_is_neither_right_nor_undecided(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("no_curves")
+def test_groups_that_are_not_drawn_are_counted() -> None:
+    rows = metric_rows(20)
+    assert "Accuracy by wl_score" in {panel.title for panel in panels(rows, 0.5, None)}
+    rows = [{**row, **{f"train/verifier/accuracy/wl_score={n}": 0.01 * i for n in range(9)}} for i, row in enumerate(rows)]
+    assert "Accuracy by wl_score, 8 of 10 groups" in {panel.title for panel in panels(rows, 0.5, None)}
+
+
+def test_a_curve_of_one_iteration_names_no_other() -> None:
+    svg = draw(Panel("one", "One", "share", [Series("a", np.array([20.0]), np.array([0.5]), 0)])).svg
+    assert ">20<" in svg
+    assert ">19<" not in svg
+
+
 def test_chance_is_the_share_of_the_more_frequent_label(tmp_path: Path) -> None:
     document = evaluation(720, None)
     document["greedy"] |= {"verifier/completeness": proportion(500, 600).record(), "verifier/soundness": proportion(220, 400).record()}

@@ -38,6 +38,7 @@ def run(path: Path, config: str = CONFIG, rows: str = "", finished: bool = False
         (CONFIG, row(4), False, "interrupted", ""),
         (CONFIG, row(2) + '{"iteration": 3, "tr', False, "interrupted", ""),
         (CONFIG, row(2) + "{half}\n", False, "damaged", "the last line of metrics.jsonl is damaged"),
+        (CONFIG, '{"iteration": 1, "tr', True, "damaged", "metrics.jsonl has no complete row"),
         ("a: [", row(4), False, "damaged", "config.yaml is not YAML"),
         ("- a", "", False, "damaged", "config.yaml holds no keys"),
         (BILLIONS, "", False, "damaged", TOO_LARGE),

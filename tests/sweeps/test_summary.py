@@ -112,6 +112,7 @@ def test_the_headline_says_which_setting_with_what_and_how_sure() -> None:
     trials = [trial(1e-3, 0, 0.8), trial(1e-3, 1, 0.9), trial(0.1, 0, 0.5)]
     said = headline(summarise(SETTINGS, trials))
     assert said.startswith(f"Best of 2 settings: lr = 0.001, {METRIC} 0.85 (mean of 2 seeds: 0.8, 0.9).")
+    assert [table_rows(summarise(SETTINGS, some))[0][2] for some in (trials, trials[2:])] == ["seeds", "seed"]
     assert headline(summarise(SETTINGS, trials[2:])) == f"lr = 0.1: {METRIC} 0.5 (of one seed)."
 
 

@@ -120,9 +120,10 @@ def _scale(axes: Axes, panel: Panel) -> None:
         axes.set_xscale("log")
     elif panel.x_label == "iteration":
         low, high = axes.dataLim.intervalx
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         if low == high:
             axes.set_xlim(low - 1, high + 1)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axes.set_xticks([low])
         axes.margins(x=0.01)
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)

@@ -187,7 +187,8 @@ def _groups(rows: Sequence[Row]) -> list[Panel]:
             else:
                 series += _trained(rows, f"train/{key}", f"{value} (training)", colour, raw=False)
         name = "accuracy_by_" + (re.sub(r"[^A-Za-z0-9_]", "_", group)[:40] or "group")
-        made.append(Panel(name, f"Accuracy by {group}", "share of episodes", series, _even(rows), (-0.03, 1.03)))
+        title = f"Accuracy by {group}" + (f", {MAX_GROUPS} of {len(values)} groups" if len(values) > MAX_GROUPS else "")
+        made.append(Panel(name, title, "share of episodes", series, _even(rows), (-0.03, 1.03)))
     return made[:4]
 
 

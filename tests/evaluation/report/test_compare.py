@@ -68,7 +68,7 @@ def test_the_page_says_who_is_ahead_and_in_what_they_differ(folders: list[Path])
     assert "lr 0.2: 91.5\u00a0% held-out accuracy (interquartile mean of 2 seeds, 95 % interval " in page
     assert "), higher in these runs than lr 0.1: 62.0" in page
     assert "With fewer than 5 seeds of each this compares runs, not settings." in page
-    assert "<code>algorithm.lr</code>" in page
+    assert "<code>algorithm.<wbr>lr</code>" in page
     assert 'Return of verifier</th><td class="n">0.25<' in page  # a reward, not a share
     assert "runtime.num_threads" not in page
 
