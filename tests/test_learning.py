@@ -96,6 +96,7 @@ def test_the_quickstart_succeeds_on_another_processor(draw: int) -> None:
 
 
 @pytest.mark.learning
+@pytest.mark.skipif(not PUBLISHED_TEST.exists(), reason="needs the published test split")
 def test_nip_does_better_than_any_verifier_could_alone(tmp_path: Path) -> None:
     """On the published test split; at 0.945 for three evaluations running, before the run ends (recorded: ten of ten)."""
     held = []
@@ -119,7 +120,7 @@ def test_digits_are_judged_better_than_alone(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_language_models_learn_state_tracking_by_expert_iteration(tmp_path: Path, seed: int) -> None:
     """Recorded at the end .99, 1.00 and .86, from .65 at most after the warm-up."""
-    assert shipped(tmp_path, "ei_offline", seed).metrics["eval/verifier/accuracy"] >= 0.77
+    assert shipped(tmp_path, "ei_offline", seed).metrics["eval_sampled/verifier/accuracy"] >= 0.77
 
 
 @pytest.mark.learning
