@@ -71,8 +71,9 @@ def test_a_trained_agent_holds_zeillingers_host_better_than_choose_first_does(tm
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_host_and_agent_that_learn_from_each_other_are_both_stronger_than_what_they_never_met(seed: int, tmp_path: Path) -> None:
-    """Whole numbers: the random host ends 529 games (27) against choose_first, and choose_first holds Zeillinger's host to 728 (32)."""
+    """Whole numbers: the random host ends .053 games a round against choose_first, and choose_first holds Zeillinger's host to .073. A
+    match of 10,000 rounds has less of the host where a few of its games never end, which depends on the processor's rounding."""
     config = load_config(ROOT / "tune_configs" / "hironaka_dqn.yaml", [f"seed={seed}"])
-    run_dir = str(run_experiment(config, tmp_path / "run", quiet=True).run_dir)
-    assert play_match(run_dir, "choose_first")["games"] > 620
-    assert play_match("zeillinger", run_dir)["games"] < 620
+    run = run_experiment(config, tmp_path / "run", quiet=True)
+    assert run.metrics["eval/rho/own-choose_first"] > 0.075
+    assert play_match("zeillinger", str(run.run_dir))["games"] < 620
