@@ -133,7 +133,7 @@ class Lookahead:
         searches_N = options.searches_B[copy_N]
         message_NCF, chance_NC = options.message_BCF[copy_N], chance_BC[copy_N]
         message_NF = message_NCF[torch.arange(len(copy_N), device=copy_N.device), option_N]
-        silent_N = searches_N & (option_N == message_NCF.shape[1] - 1)
+        silent_N = searches_N & options.valid_BC[copy_N, -1] & (option_N == message_NCF.shape[1] - 1)
         spoken_NCF, valid_NC = message_NCF[:, :-1], options.valid_BC[copy_N, :-1]
         spoken_NC = torch.where(valid_NC, chance_NC[:, :-1].clamp_min(_TRACE**2), 0.0)
         spoken_NC = spoken_NC / spoken_NC.sum(1, keepdim=True)
