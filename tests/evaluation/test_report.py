@@ -218,7 +218,6 @@ def test_the_wrong_side_wins_what_is_neither_right_nor_undecided(tmp_path: Path)
     assert len(wrong_side(alone)[0]) == 0, "nobody argues for the wrong side"
 
 
-@pytest.mark.usefixtures("no_curves")
 def test_groups_that_are_not_drawn_are_counted() -> None:
     rows = metric_rows(20)
     assert "Accuracy by wl_score" in {panel.title for panel in panels(rows, 0.5, None)}
@@ -232,6 +231,7 @@ def test_a_curve_of_one_iteration_names_no_other() -> None:
     assert ">19<" not in svg
 
 
+@pytest.mark.usefixtures("no_curves")
 def test_chance_is_the_share_of_the_more_frequent_label(tmp_path: Path) -> None:
     document = evaluation(720, None)
     document["greedy"] |= {"verifier/completeness": proportion(500, 600).record(), "verifier/soundness": proportion(220, 400).record()}
