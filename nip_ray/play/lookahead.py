@@ -4,8 +4,8 @@ Decisions that matter here:
 - what a message is worth is computed, not sampled: after it everybody says its likeliest words, deciders put off every decision, and their
   probabilities of each verdict in each round give the expected pay. Of later turns of the same prover the network's own are assumed;
 - provers who speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium they play;
-- everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`; and silence, by those who
-  argue for a wrong verdict: an attacker may be silent, and an honest prover, whose network always speaks, must not come to rely on it;
+- everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`; and silence, by those whom
+  a wrong verdict pays best: an attacker may be silent, and an honest prover, whose network always speaks, must not come to rely on it;
 - what was found is a distribution, and the network is taught all of it, not the message that was drawn, weighted by what is at stake.
 
 Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017; optimistic
@@ -79,14 +79,14 @@ class Lookahead:
         return found
 
     def _options(self, play: BatchedPlay, agent: str, player: Player, copy_N: Tensor, policy: Policy, most: int) -> "_Options":
-        """The messages that an agent tries: those that may be said, the likeliest first, and silence where it argues for a wrong verdict;
+        """The messages that an agent tries: those that may be said, the likeliest first, and silence where a wrong verdict pays it best;
         the likeliest alone where it does not search."""
         message_NCF, valid_NC = likeliest(policy, most)
         message_NCF = torch.cat([message_NCF, torch.full_like(message_NCF[:, :1], -1)], 1)
         seed_N, y_N = play.state.seed_B[copy_N], play.state.y_B[copy_N]
         amount_YVA = play.protocol.amounts_on(play.device)[0]
-        wanted_N = amount_YVA[play.protocol.role_B(seed_N), y_N, :-1, play.protocol.agents.index(agent)].argmax(1)
-        valid_NC = torch.cat([valid_NC, (wanted_N != y_N)[:, None]], 1)
+        paid_NV = amount_YVA[play.protocol.role_B(seed_N), y_N, :-1, play.protocol.agents.index(agent)]
+        valid_NC = torch.cat([valid_NC, paid_NV.gather(1, y_N[:, None]) < paid_NV.amax(1, keepdim=True)], 1)
         searches_N = self.searches_B[copy_N]
         if player.version_B is not None:
             searches_N = searches_N & (player.version_B[copy_N] < 0)
