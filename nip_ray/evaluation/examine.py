@@ -43,15 +43,21 @@ class Examination:
     """The instances that are asked, in a fixed order, and how they are played.
 
     alone: (pairs judged rightly, pairs) by a verifier that was trained alone, where that was measured on this split.
-    search: how provers searched while they learned, and which did; None where none did.
     """
 
     alone: tuple[int, int] | None = None
-    search: tuple[SearchSettings, tuple[str, ...]] | None = None
 
-    def __init__(self, scenario: Scenario, seed: int, max_instances: int | None = None, split: str = "test") -> None:
-        """max_instances: a seeded sample of the split instead of all of it."""
-        self.scenario, self.seed, self.split = scenario, seed, split
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        max_instances: int | None = None,
+        split: str = "test",
+        search: tuple[SearchSettings, tuple[str, ...]] | None = None,
+    ) -> None:
+        """max_instances: a seeded sample of the split instead of all of it. search: how provers search, and which do; None where none
+        does."""
+        self.scenario, self.seed, self.split, self.search = scenario, seed, split, search
         count = len(scenario.ids(split))
         if max_instances is not None and max_instances < count:
             self.ids = instance_ids(scenario, split, stable_seed(seed, "examination"), 0, max_instances)
@@ -68,12 +74,12 @@ class Examination:
         noise = None if greedy else generator(self.seed, "examination", repeat, device=self.play.device)
         seed_I = episode_seeds(stable_seed(self.seed, "examination", repeat), 0, len(self.ids))
         parts = []
-        roles = {agent: Player(network, noise) for agent, network in networks.items()}
+        own = {agent: Player(network, noise) for agent, network in networks.items()}
         for i in range(0, len(self.ids), _BATCH):
             id_B, seed_B, search = self.ids[i : i + _BATCH], seed_I[i : i + _BATCH], None
             if searched and self.search is not None:
                 search = lookahead(self.play, *self.search, 1.0, len(id_B), self.seed, repeat, i)
-            parts.append(play_episodes(self.play, roles, id_B, seed_B, search=search))
+            parts.append(play_episodes(self.play, own, id_B, seed_B, search=search))
         for agent, network in networks.items():
             network.train(mode[agent])
         return concatenate(parts)

@@ -316,8 +316,9 @@ class Session:
         return figures
 
     def _examination(self) -> Examination:
-        examination = Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
-        examination.alone, examination.search = solo_run_score(self.config), searching(self.config)
+        config = self.config
+        examination = Examination(self.algorithm.scenario, config.seed, config.evaluation.max_instances, search=searching(config))
+        examination.alone = solo_run_score(config)
         return examination
 
     def _stop_algorithm(self) -> None:

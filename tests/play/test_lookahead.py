@@ -128,8 +128,7 @@ def test_under_zero_knowledge_likeness_counts() -> None:
 def test_an_examination_says_what_is_believed_most() -> None:
     """With one question and one verdict."""
     scenario, agents = made("nip", max_rounds=3, min_rounds=3)
-    examination = Examination(scenario, 0)
-    examination.search = SearchSettings(temperature=1e-6), ("prover",)
+    examination = Examination(scenario, 0, search=(SearchSettings(temperature=1e-6), ("prover",)))
     found, plain = (examination.rollout(agents, greedy=True, searched=searched) for searched in (True, False))
     chances, index = [], scenario.protocol.agents.index("prover")
     for symbol in (*range(scenario.num_symbols), -1):

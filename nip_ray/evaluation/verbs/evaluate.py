@@ -177,7 +177,8 @@ def bench(run_dir: Path, config: ExperimentConfig, dataset: Path | str | None, s
     scenario = played_scenario(config.protocol, config.scenario, config.algorithm, dataset)
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     seed = config.seed if seed is None else seed
-    examination = Examination(scenario, seed, config.evaluation.max_instances if dataset is None else None)
+    most = config.evaluation.max_instances if dataset is None else None
+    examination = Examination(scenario, seed, most, search=searching(config))
     return Bench(run_dir, config, examination, networks, dataset, seed)
 
 
@@ -196,7 +197,6 @@ def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[
     networks = trained(made, checkpoint)
     settings = made.config.evaluation
     episodes = settings.worst_case_episodes if deep else None
-    made.examination.search = searching(made.config)
     made.examination.alone = solo_run_score(made.config) if made.dataset is None else None
     return made.examination.document(networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes)
 
