@@ -1,4 +1,5 @@
-"""What the benchmarks share: a yardstick of the machine, timing, and the plain torch PPO loop of the examples, without RLlib."""
+"""What the benchmarks share: a yardstick of the machine, timing, and the plain torch PPO loop of the examples, without
+RLlib."""
 
 import json
 import math
@@ -66,8 +67,8 @@ def peak_gflops() -> float:
 
 
 def work(experiment: ExperimentConfig) -> dict[str, float]:
-    """What an iteration asks of the machine, by torch's own kernels: thousand million operations in products, and kernels a gradient step
-    and a round of play.
+    """What an iteration asks of the machine, by torch's own kernels: thousand million operations in products, and
+    kernels a gradient step and a round of play.
 
     Counted in the plain loop, whose mathematics is the same.
     """
@@ -86,11 +87,15 @@ def kernels(loop: PlainLoop) -> dict[str, float]:
     settings, copies = loop.settings, rollout.num_copies
     size = min(copies, settings.minibatch_copies or max(1, settings.minibatch_size // rollout.num_rounds))
     steps = settings.num_epochs * math.ceil(copies / size)
-    return {"kernels_a_round": round(playing.count / rollout.num_rounds, 1), "kernels_a_step": round(learning.count / steps, 1)}
+    return {
+        "kernels_a_round": round(playing.count / rollout.num_rounds, 1),
+        "kernels_a_step": round(learning.count / steps, 1),
+    }
 
 
 class Kernels(TorchDispatchMode):
-    """Counts what is computed while it is entered: calls of operators, without views and without those that only allocate or take notes."""
+    """Counts what is computed while it is entered: calls of operators, without views and without those that only
+    allocate or take notes."""
 
     count = 0
     _NONE = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::scalar_tensor", "profiler::")
@@ -115,7 +120,10 @@ def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, 
 def machine() -> str:
     """One line on the machine."""
     threads = torch.get_num_threads()
-    return f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {threads} threads, yardstick {yardstick_ms():.1f} ms"
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, {threads} threads, yardstick"
+        f" {yardstick_ms():.1f} ms"
+    )
 
 
 def config(name: str, *overrides: str) -> ExperimentConfig:

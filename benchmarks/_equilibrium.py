@@ -1,13 +1,15 @@
 """How far agents are from an equilibrium, exactly: in games so small that every dialogue can be tried.
 
 Decisions that matter here:
-- the tree has a node for every dialogue so far, of every instance and seed class. What an agent sees (the rows of `Scenario.observe`) and
-  what it saw and did before make its information sets: nobody's best answer knows more than it was shown, and it forgets nothing;
-- a regret is what an agent could gain by its best answer, all others as they are: found from the last round to the first, each
-  information set weighed by the chance that the others lead there. All regrets are 0 in a Nash equilibrium and nowhere else;
+- the tree has a node for every dialogue so far, of every instance and seed class. What an agent sees (the rows of
+  `Scenario.observe`) and what it saw and did before make its information sets: nobody's best answer knows more than it
+  was shown, and it forgets nothing;
+- a regret is what an agent could gain by its best answer, all others as they are: found from the last round to the
+  first, each information set weighed by the chance that the others lead there. All regrets are 0 in a Nash equilibrium
+  and nowhere else;
 - what is said in the last round is heard by nobody, and not branched over.
-Source: Zinkevich, Johanson, Bowling and Piccione, "Regret minimization in games with incomplete information", NIPS 2007 (best responses by
-counterfactual reach); Nash, "Non-cooperative games", Annals of Mathematics 1951.
+Source: Zinkevich, Johanson, Bowling and Piccione, "Regret minimization in games with incomplete information", NIPS 2007
+(best responses by counterfactual reach); Nash, "Non-cooperative games", Annals of Mathematics 1951.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +32,10 @@ _MOST_CHOICES = 10_000  # of one turn
 class _Level:
     """The N nodes at the beginning of a round, and how each was reached.
 
-    parent_N: its node one round before. choice_NA: the number of each agent's action there, 0 where it had no turn. chance_NA: how likely
-    the agent was to choose it. reward_NA: what the round paid. reach_NA: how likely the agent is to do all that leads here. luck_N: how
-    likely instance and seed class are. set_NA: the number of the agent's information set now, -1 where it has no turn.
+    parent_N: its node one round before. choice_NA: the number of each agent's action there, 0 where it had no turn.
+    chance_NA: how likely the agent was to choose it. reward_NA: what the round paid. reach_NA: how likely the agent is
+    to do all that leads here. luck_N: how likely instance and seed class are. set_NA: the number of the agent's
+    information set now, -1 where it has no turn.
     """
 
     parent_N: Tensor
@@ -65,7 +68,8 @@ class GameTree:
         return {agent: max(0.0, best[agent] - values[agent]) for agent in self.agents}
 
     def _value(self, a: int, free: int | None) -> float:
-        """The expected return of agent number `a`. free: who chooses best in place of its network (`a` itself, or nobody)."""
+        """The expected return of agent number `a`. free: who chooses best in place of its network (`a` itself, or
+        nobody)."""
         value_N = torch.zeros(len(self.levels[-1].luck_N), dtype=torch.float64)
         for level, before in zip(self.levels[:0:-1], self.levels[-2::-1]):
             weight_NA = level.chance_NA.clone()
@@ -100,7 +104,10 @@ class GameTree:
         """
         made = [self._strategies(a) for a in range(len(self.agents))]
         if (count := torch.tensor([len(match_SL) for match_SL in made]).double().prod()) > most:
-            raise UserError(f"{count:.3g} combinations of pure strategies are more than {most}; take a smaller game, or look at regrets")
+            raise UserError(
+                f"{count:.3g} combinations of pure strategies are more than {most}; take a smaller game, or look at"
+                " regrets"
+            )
         pay_LA, luck_L = self._leaves()
         letters = "abcdefghijk"[: len(made)]
         form = ",".join(["l", *(f"{letter}l" for letter in letters)]) + "->" + letters
@@ -118,8 +125,8 @@ class GameTree:
         return total, self.levels[-1].luck_N
 
     def _strategies(self, a: int) -> Tensor:
-        """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l. Those that differ only where their own choices
-        never lead are one.
+        """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l. Those that differ only where
+        their own choices never lead are one.
         """
         path: list[tuple[Tensor, Tensor]] = []  # of an information set: leaves that pass it, what was chosen there
         up = torch.arange(len(self.levels[-1].luck_N))
@@ -144,15 +151,19 @@ def grow(
     decisive: bool = False,
     max_nodes: int = 200_000,
 ) -> GameTree:
-    """Every dialogue about the instances `id_K`, each as likely as `weight_K` says (they sum to 1), the seed classes alike.
+    """Every dialogue about the instances `id_K`, each as likely as `weight_K` says (they sum to 1), the seed classes
+    alike.
 
-    decisive: leave out that an agent continues where its decision counts, for strategies that always decide. Raises UserError for a game
-    with more than `max_nodes` dialogues in a round, and for what no tree is made of: linear messages, zero knowledge, graded verdicts, and
-    games whose position is carried along.
+    decisive: leave out that an agent continues where its decision counts, for strategies that always decide. Raises
+    UserError for a game with more than `max_nodes` dialogues in a round, and for what no tree is made of: linear
+    messages, zero knowledge, graded verdicts, and games whose position is carried along.
     """
     protocol = scenario.protocol
     if scenario.linear_symbols or protocol.zero_knowledge is not None or scenario.rules is not None or protocol.graded:
-        raise UserError("exact regrets are for messages and plain verdicts; leave out linear messages, zero knowledge and graded verdicts")
+        raise UserError(
+            "exact regrets are for messages and plain verdicts; leave out linear messages, zero knowledge and graded"
+            " verdicts"
+        )
     classes = torch.arange(protocol.seed_classes)
     play = BatchedPlay(scenario)
     play.reset(id_K.repeat_interleave(len(classes)), classes.repeat(len(id_K)))
@@ -194,7 +205,11 @@ def grow(
         own_JA = ((play.round + 1) * max_nodes + set_JA) * _MOST_CHOICES + choice_JA
         past_NA = torch.where(set_JA >= 0, own_JA, past_NA[node_J])
         reach_JA = before.reach_NA[node_J] * chance_JA
-        levels.append(_Level(node_J, choice_JA, chance_JA, reward_JA, reach_JA, before.luck_N[node_J], torch.full_like(choice_JA, -1)))
+        levels.append(
+            _Level(
+                node_J, choice_JA, chance_JA, reward_JA, reach_JA, before.luck_N[node_J], torch.full_like(choice_JA, -1)
+            )
+        )
         play = branched
     return GameTree(protocol.agents, levels)
 
@@ -220,14 +235,16 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def _information_sets(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], past_NA: Tensor) -> Tensor:
-    """(N, A): numbers of information sets, equal where an agent sees the same, -1 where it has no turn. past_NA: what it saw and did
-    before, by number.
+    """(N, A): numbers of information sets, equal where an agent sees the same, -1 where it has no turn. past_NA: what
+    it saw and did before, by number.
     """
     set_NA = torch.full((len(play.id_B), len(play.protocol.agents)), -1)
     for agent, (copy_N, _) in asked.items():
         a = play.protocol.agents.index(agent)
         obs = {**play.observe(agent, copy_N), "past": past_NA[copy_N, a]}
-        seen = torch.cat([value.double().flatten(1) if value.ndim > 1 else value.double()[:, None] for value in obs.values()], 1)
+        seen = torch.cat(
+            [value.double().flatten(1) if value.ndim > 1 else value.double()[:, None] for value in obs.values()], 1
+        )
         set_NA[copy_N, a] = torch.unique(seen, dim=0, return_inverse=True)[1]
     return set_NA
 
@@ -236,7 +253,9 @@ def _branched(play: BatchedPlay, node_J: Tensor) -> BatchedPlay:
     """A play of copies of these nodes, one may come several times."""
     made = BatchedPlay(play.scenario)
     made.reset(play.id_B[node_J], play.state.seed_B[node_J])
-    made.state = ProtocolState(**{field.name: getattr(play.state, field.name)[node_J] for field in fields(ProtocolState)})
+    made.state = ProtocolState(
+        **{field.name: getattr(play.state, field.name)[node_J] for field in fields(ProtocolState)}
+    )
     made.main_BRACM, made.decision_BRA = play.main_BRACM[node_J], play.decision_BRA[node_J]
     made.decision_B, made.round, made.active_BAC = play.decision_B[node_J], play.round, play.active_BAC[node_J]
     return made

@@ -1,4 +1,5 @@
-"""One case of the gate, in a process of its own: a line on standard input runs it once, and the answer is its wall and processor seconds.
+"""One case of the gate, in a process of its own: a line on standard input runs it once, and the answer is its wall and
+processor seconds.
 
     python benchmarks/_gate_cases.py play        # of the package on the path, which may be another commit's
 
@@ -19,7 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tune_configs"
-TINY_GI = ("play.num_copies=48", "algorithm.minibatch_size=72", "scenario.data.num_train=300", "scenario.data.num_test=60")
+TINY_GI = (
+    "play.num_copies=48",
+    "algorithm.minibatch_size=72",
+    "scenario.data.num_train=300",
+    "scenario.data.num_test=60",
+)
 CALLS = 128
 Unit = Callable[[], object]
 
@@ -48,7 +54,9 @@ def play() -> Iterator[Unit]:
     scenario = build_scenario(from_settings(config.protocol), config.scenario)  # type: ignore[union-attr]
     agents, played = build_agents(scenario, config.scenario, 0), BatchedPlay(scenario, "cpu")  # type: ignore[arg-type]
     id_B, seed_B = instance_ids(scenario, "train", 0, 0, 128), episode_seeds(0, 0, 128)
-    yield lambda: [play_rollout(played, agents, id_B, seed_B, generator(0, "play", 0, 0, device="cpu"), True) for _ in range(10)]
+    yield lambda: [
+        play_rollout(played, agents, id_B, seed_B, generator(0, "play", 0, 0, device="cpu"), True) for _ in range(10)
+    ]
 
 
 @contextmanager
@@ -62,7 +70,10 @@ def chat_calls() -> Iterator[Unit]:
 
     os.environ["OPENAI_API_KEY"] = "sk-canary-5f1d0c2b9a7e4e6d8c3b"  # the server's own
     command = [sys.executable, "-m", "tests.text.chat_server", "--latency-ms", "0"]
-    messages = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]
+    messages = [
+        {"role": "system", "content": "You are a prover. " * 50},
+        {"role": "user", "content": "Is this correct? " * 80},
+    ]
     loop = asyncio.new_event_loop()
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
@@ -74,7 +85,9 @@ def chat_calls() -> Iterator[Unit]:
             with tempfile.TemporaryDirectory() as folder:
                 chat = OpenAIChat(provider, Limiter(6e6, 6e9), Budget(BudgetSettings(usd=1000.0)), max_in_flight=16)
                 recorded = RecordedChat(chat, folder, 0, prices=chat.prices)
-                requests = [ChatRequest(f"{time.monotonic_ns()}-{n}", "gpt-4o-mini", messages, 100) for n in range(CALLS)]
+                requests = [
+                    ChatRequest(f"{time.monotonic_ns()}-{n}", "gpt-4o-mini", messages, 100) for n in range(CALLS)
+                ]
                 await asyncio.gather(*(recorded.complete(request) for request in requests))
                 await recorded.close()
 
@@ -85,7 +98,16 @@ def chat_calls() -> Iterator[Unit]:
 @contextmanager
 def first_row() -> Iterator[Unit]:
     """From the start of `nip-ray train` to its end, of two iterations of the message game."""
-    command = [sys.executable, "-m", "nip_ray.cli", "train", str(CONFIGS / "message_game.yaml"), "--quiet", "--iterations", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "nip_ray.cli",
+        "train",
+        str(CONFIGS / "message_game.yaml"),
+        "--quiet",
+        "--iterations",
+        "2",
+    ]
 
     def start() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +141,8 @@ def main() -> None:
     with CASES[name]() as unit:
         for _ in range(WARM_UP.get(name, 3)):
             unit()
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # cores differ, above all where they are shared with strangers
+        # cores differ, above all where they are shared with strangers
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         print("ready", file=answers, flush=True)
         for _ in sys.stdin:
             start = clocks()

@@ -1,11 +1,12 @@
 """Two players play many games at once, and what one of them saw and did is kept as transitions.
 
 Decisions that matter here:
-- only games that are open are played and kept. Those that end leave the batch, or fresh random ones take their places (`refill`);
+- only games that are open are played and kept. Those that end leave the batch, or fresh random ones take their places
+  (`refill`);
 - exploration is uniform over what is legal, and only the player whose transitions are kept explores;
-- the agent's next observation holds what the host really chooses next, in the round that follows, not a second answer of it. Where a
-  game ended there is no next choice: every coordinate is marked, and `terminated` says that nothing follows. Where it was cut, the
-  host is asked all the same;
+- the agent's next observation holds what the host really chooses next, in the round that follows, not a second answer
+  of it. Where a game ended there is no next choice: every coordinate is marked, and `terminated` says that nothing
+  follows. Where it was cut, the host is asked all the same;
 - between rounds one number is read back from the device (which games are open); inside a round nothing is.
 """
 
@@ -27,9 +28,10 @@ from nip_ray.scenarios.hironaka.starts import open_start
 class Transitions:
     """N moves of one role, those of a round together, rounds in order. K: classes of a host, coordinates of an agent.
 
-    points_NMD: the features before the move. choice_ND: bool, the host's choice that the agent saw, None for the host. mask_NK: bool,
-    what was legal. action_N: int64. reward_N: float32. terminated_N, truncated_N: bool, the game ended, was cut off. next_*: the same
-    after the round. game_N: int64, the number of the game in this rollout. round_N: int64, rounds played before the move.
+    points_NMD: the features before the move. choice_ND: bool, the host's choice that the agent saw, None for the host.
+    mask_NK: bool, what was legal. action_N: int64. reward_N: float32. terminated_N, truncated_N: bool, the game ended,
+    was cut off. next_*: the same after the round. game_N: int64, the number of the game in this rollout. round_N:
+    int64, rounds played before the move.
     """
 
     points_NMD: Tensor
@@ -52,11 +54,15 @@ class Transitions:
     def joined(cls, parts: Sequence["Transitions"]) -> "Transitions":
         """Several one after the other (at least one)."""
         columns: dict[str, Any] = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
-        whole: dict[str, Any] = {name: None if column[0] is None else torch.cat(column) for name, column in columns.items()}
+        whole: dict[str, Any] = {
+            name: None if column[0] is None else torch.cat(column) for name, column in columns.items()
+        }
         return cls(**whole)
 
 
-def explored(player: Player, game: Game, state: State, choice_BD: Tensor | None, generator: torch.Generator, epsilon: float) -> Tensor:
+def explored(
+    player: Player, game: Game, state: State, choice_BD: Tensor | None, generator: torch.Generator, epsilon: float
+) -> Tensor:
     """(B,) int64: the player's best legal moves, or with probability `epsilon` a game a uniform legal one."""
     best_B = choose(player, game, state, choice_BD, generator)
     if epsilon <= 0:
@@ -69,7 +75,8 @@ def explored(player: Player, game: Game, state: State, choice_BD: Tensor | None,
 
 
 class _Table:
-    """The games on the table between two rounds: their state, features, numbers, and (for the agent) the host's next choice."""
+    """The games on the table between two rounds: their state, features, numbers, and (for the agent) the host's next
+    choice."""
 
     def __init__(self, game: Game, host: Player, role: Role, generator: torch.Generator, state: State) -> None:
         self.game, self.host, self.asks_ahead, self.generator = game, host, role == "agent", generator
@@ -128,9 +135,10 @@ def roll_out(
 ) -> tuple[Transitions, State]:
     """Play up to `rounds` rounds and keep what `role` saw, did and was paid.
 
-    games: how many random games to begin with, unless `state` gives them (ended ones are left out). epsilon: how often `role` explores.
-    refill: fresh games take the places of those that end, so that every round has as many. Networks are used in the mode they are in.
-    Returns the transitions and the games as they stand, open ones alone, to be gone on with. Raises UserError for fewer than one round.
+    games: how many random games to begin with, unless `state` gives them (ended ones are left out). epsilon: how often
+    `role` explores. refill: fresh games take the places of those that end, so that every round has as many. Networks
+    are used in the mode they are in. Returns the transitions and the games as they stand, open ones alone, to be gone
+    on with. Raises UserError for fewer than one round.
     """
     if rounds < 1:
         raise UserError(f"rounds: got {rounds}, expected at least 1")
@@ -146,7 +154,9 @@ def roll_out(
     return Transitions.joined(parts), table.state
 
 
-def _round(game: Game, host: Player, agent: Player, role: Role, table: _Table, epsilon: float, refill: bool) -> Transitions:
+def _round(
+    game: Game, host: Player, agent: Player, role: Role, table: _Table, epsilon: float, refill: bool
+) -> Transitions:
     """Play one round and move the table on."""
     state, seen, number_B, generator = table.state, table.seen, table.number_B, table.generator
     class_B = table.class_B
@@ -158,12 +168,20 @@ def _round(game: Game, host: Player, agent: Player, role: Role, table: _Table, e
     new = new.trimmed()
     next_seen = game.features(new)
     if role == "host":
-        mask_BK = next_mask_BK = torch.ones(1, 1, dtype=torch.bool, device=game.device).expand(new.games, len(game.choices_KD))
+        mask_BK = next_mask_BK = torch.ones(1, 1, dtype=torch.bool, device=game.device).expand(
+            new.games, len(game.choices_KD)
+        )
         next_class_B, seen_choice, next_choice, action_B, reward_B = None, None, None, class_B, outcome.host_reward_B
     else:
         next_class_B = table.ask(new)
         next_mask_BK = game.choices_KD[next_class_B] | outcome.terminated_B[:, None]
-        mask_BK, seen_choice, next_choice, action_B, reward_B = choice_BD, choice_BD, next_mask_BK, axis_B, outcome.agent_reward_B
+        mask_BK, seen_choice, next_choice, action_B, reward_B = (
+            choice_BD,
+            choice_BD,
+            next_mask_BK,
+            axis_B,
+            outcome.agent_reward_B,
+        )
     table.advance(new, next_seen, next_class_B, refill)
     return Transitions(
         points_NMD=seen,

@@ -13,8 +13,8 @@ PAGE = ROOT / "docs" / "results.md"
 """What stands between its generated parts is written by hand."""
 BEGIN, END = "<!-- {}: written by `python benchmarks/protocol_table.py page` -->", "<!-- end of {} -->"
 ORDER = (
-    "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "mnip", "consultancy", "adp",
-    "merlin_arthur", "helpful_sneaky", "random prover", "solo",
+    "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "mnip", "consultancy",
+    "adp", "merlin_arthur", "helpful_sneaky", "random prover", "solo",
 )  # fmt: skip
 PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "gi": {"nip": 0.9453, "debate": 0.6409, "adp": 0.6138, "mnip": 0.6646, "random prover": 0.6285},
@@ -22,7 +22,8 @@ PUBLISHED: Mapping[str, Mapping[str, float]] = {
 }
 """On the training split, as published (Hammond and Adam-Day, ICLR 2025)."""
 BASELINE = (0.640, 0.609, 0.670)
-"""What a classifier fitted to what the verifier of graphs sees alone reaches on their test split, with its interval (n = 1,000)."""
+"""What a classifier fitted to what the verifier of graphs sees alone reaches on their test split, with its interval (n
+= 1,000)."""
 
 Row = Mapping[str, Any]
 Groups = Mapping[str, Sequence[Row]]
@@ -99,7 +100,8 @@ def _over_seeds(figures: Sequence[Row]) -> str:
 
 
 def _spread(figures: Sequence[Row]) -> Mean:
-    """The interquartile mean of shares over seeds with its interval; none of fewer than five, which stand for themselves."""
+    """The interquartile mean of shares over seeds with its interval; none of fewer than five, which stand for
+    themselves."""
     known = [figure for figure in figures if figure.get("estimate") is not None]
     if not known:
         return Mean(None, None, None, 0)
@@ -126,10 +128,15 @@ def _tuning(rows: Sequence[Row]) -> str:
     rates = sorted({row["lr"] for row in rows})
     lines = ["| protocol | " + " | ".join(f"{rate:g}" for rate in rates) + " |", "|---" * (len(rates) + 1) + "|"]
     for case in ORDER:
-        mine = {rate: [row["accuracy"]["estimate"] for row in rows if (row["case"], row["lr"]) == (case, rate)] for rate in rates}
+        mine = {
+            rate: [row["accuracy"]["estimate"] for row in rows if (row["case"], row["lr"]) == (case, rate)]
+            for rate in rates
+        }
         if found := {rate: median(shares) for rate, shares in mine.items() if shares}:
             best = max(found.values())
-            cells = (f"**{_share(found[rate])}**" if found.get(rate) == best else _share(found.get(rate)) for rate in rates)
+            cells = (
+                f"**{_share(found[rate])}**" if found.get(rate) == best else _share(found.get(rate)) for rate in rates
+            )
             lines.append(f"| {case} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -150,7 +157,9 @@ def _draw(groups: Groups, alone: Groups, task: str) -> None:
     from matplotlib import pyplot
 
     with matplotlib.rc_context({"svg.hashsalt": "protocols", "font.size": 9}):
-        figure, (right, wrong) = pyplot.subplots(1, 2, figsize=(9, 0.42 * len(groups) + 1.4), sharey=True, layout="constrained")
+        figure, (right, wrong) = pyplot.subplots(
+            1, 2, figsize=(9, 0.42 * len(groups) + 1.4), sharey=True, layout="constrained"
+        )
         names = list(groups)
         if task == "gi":
             right.axvspan(BASELINE[1], BASELINE[2], color="0.9", label="verifier alone, fitted")
@@ -158,10 +167,18 @@ def _draw(groups: Groups, alone: Groups, task: str) -> None:
         for at, (case, rows) in enumerate(groups.items()):
             for axes, key in ((right, "accuracy"), (wrong, "soundness_error")):
                 _dots(axes, at - 0.12, [row[key] for row in rows if "estimate" in row[key]], "C0", "recipe")
-                _dots(axes, at + 0.16, [row[key] for row in alone.get(case, ()) if "estimate" in row[key]], "C1", "PPO alone")
+                _dots(
+                    axes,
+                    at + 0.16,
+                    [row[key] for row in alone.get(case, ()) if "estimate" in row[key]],
+                    "C1",
+                    "PPO alone",
+                )
             if case in PUBLISHED[task]:
                 label = "published" if case == next(name for name in names if name in PUBLISHED[task]) else None
-                right.plot([PUBLISHED[task][case]], [at], "|", color="C3", markersize=14, markeredgewidth=2, label=label)
+                right.plot(
+                    [PUBLISHED[task][case]], [at], "|", color="C3", markersize=14, markeredgewidth=2, label=label
+                )
         right.set(xlabel="held-out accuracy", xlim=(0.45, 1.01))
         wrong.set(xlabel="soundness error in the worst case", xlim=(-0.02, 1.02))
         right.set_yticks(range(len(names)), names)

@@ -1,4 +1,5 @@
-"""BenchMARL on VMAS's `balance`: MAPPO, or IQL with its replay buffer; `checkpoint_interval` and `Experiment.reload_from_file`.
+"""BenchMARL on VMAS's `balance`: MAPPO, or IQL with its replay buffer; `checkpoint_interval` and
+`Experiment.reload_from_file`.
 
 By hand: which file is the newest whole one (`torch.save` writes in place). Its learning rate is constant.
 """
@@ -53,7 +54,11 @@ def made(rows: Rows) -> Experiment:
     settings.on_policy_collected_frames_per_batch = settings.off_policy_collected_frames_per_batch = FRAMES
     settings.on_policy_n_envs_per_worker = settings.off_policy_n_envs_per_worker = 4
     settings.on_policy_n_minibatch_iters, settings.on_policy_minibatch_size = 4, 100
-    settings.off_policy_n_optimizer_steps, settings.off_policy_train_batch_size, settings.off_policy_memory_size = 4, 64, 5000
+    settings.off_policy_n_optimizer_steps, settings.off_policy_train_batch_size, settings.off_policy_memory_size = (
+        4,
+        64,
+        5000,
+    )
     settings.checkpoint_interval, settings.keep_checkpoints_num = FRAMES * INTERVAL, 3
     settings.prefer_continuous_actions = rows.variant != "iql"
     model: Any = MlpConfig.get_from_yaml()
@@ -72,7 +77,9 @@ def made(rows: Rows) -> Experiment:
 
 def reloaded(rows: Rows) -> Experiment | None:
     """From the newest file that can be read, None where there is none."""
-    files = sorted(rows.folder.glob("*/checkpoints/checkpoint_*.pt"), key=lambda path: int(re.findall(r"\d+", path.stem)[-1]))
+    files = sorted(
+        rows.folder.glob("*/checkpoints/checkpoint_*.pt"), key=lambda path: int(re.findall(r"\d+", path.stem)[-1])
+    )
     for path in reversed(files):
         if found := _read(path):
             return found

@@ -14,8 +14,18 @@ CONFIGS = Path(__file__).resolve().parents[1] / "tune_configs"
 GAMES = {
     "ppo": ("message_game", "play.num_copies=32", "algorithm.minibatch_size=64", "algorithm.anneal_lr=true"),
     "dqn": (
-        *("hironaka_host", "algorithm.steps_per_iteration=10", "algorithm.warm_up=64", "scenario.max_rounds=8", "scenario.num_test=8"),
-        *("scenario.rho_games=4", "algorithm.roles.host.initial_rollout_size=32", "algorithm.roles.host.rollout_size=32"),
+        *(
+            "hironaka_host",
+            "algorithm.steps_per_iteration=10",
+            "algorithm.warm_up=64",
+            "scenario.max_rounds=8",
+            "scenario.num_test=8",
+        ),
+        *(
+            "scenario.rho_games=4",
+            "algorithm.roles.host.initial_rollout_size=32",
+            "algorithm.roles.host.rollout_size=32",
+        ),
     ),
 }
 TIMES = re.compile("^time/|_per_s$")
@@ -25,7 +35,12 @@ def main() -> None:
     """Train, or resume."""
     rows = Rows()
     name, *settings = GAMES[rows.variant]
-    common = (f"iterations={rows.iterations}", f"checkpoint.interval={INTERVAL}", "evaluation.interval=0", "runtime.num_threads=1")
+    common = (
+        f"iterations={rows.iterations}",
+        f"checkpoint.interval={INTERVAL}",
+        "evaluation.interval=0",
+        "runtime.num_threads=1",
+    )
     config, path = load_config(CONFIGS / f"{name}.yaml", [*settings, *common]), rows.folder / "run"
     begin = RunFolder.open(path, write=True) if rows.resume else RunFolder.create(path, config_to_yaml(config))
     with begin as folder:
@@ -35,7 +50,11 @@ def main() -> None:
             rows.write("restored", session.iteration, **state(rows, session))
         while not session.over:
             row = session.step()
-            numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float) and not TIMES.search(key)}
+            numbers = {
+                key: float(value)
+                for key, value in row.items()
+                if isinstance(value, int | float) and not TIMES.search(key)
+            }
             rows.write("row", session.iteration, numbers, **state(rows, session))
         session.close()
 

@@ -1,4 +1,5 @@
-"""RLlib's PPO on CartPole, new API stack. Variants: `Algorithm.save_to_path` and `restore_from_path` ("save"), `Tuner.restore` ("tune")."""
+"""RLlib's PPO on CartPole, new API stack. Variants: `Algorithm.save_to_path` and `restore_from_path` ("save"),
+`Tuner.restore` ("tune")."""
 
 import os
 import shutil
@@ -44,7 +45,12 @@ def state(algorithm: Any) -> dict[str, Any]:
     random = [env.unwrapped.np_random.bit_generator.state for env in envs]
     counter = algorithm.metrics.peek(("env_runners", "num_env_steps_sampled_lifetime"), default=0)
     rates = [float(group["lr"]) for group in optimizer.param_groups]
-    return {"counter": int(counter), "lr": rates, "optimizer": optimizer_digest(optimizer), "generators": generators(random)}
+    return {
+        "counter": int(counter),
+        "lr": rates,
+        "optimizer": optimizer_digest(optimizer),
+        "generators": generators(random),
+    }
 
 
 def config(rows: Rows) -> PPOConfig:
@@ -55,14 +61,17 @@ def config(rows: Rows) -> PPOConfig:
         .environment("CartPole-v1")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=4)
         .learners(num_learners=0)
-        .training(train_batch_size=STEPS, minibatch_size=128, num_epochs=4, lr=[[0, 1e-3], [STEPS * rows.iterations, 0.0]])
+        .training(
+            train_batch_size=STEPS, minibatch_size=128, num_epochs=4, lr=[[0, 1e-3], [STEPS * rows.iterations, 0.0]]
+        )
         .debugging(seed=0)
         .callbacks(callbacks)
     )
 
 
 def saved(rows: Rows) -> None:
-    """By hand: the loop, folders, which checkpoint is whole (a save is not atomic: so a new folder, renamed when it is done)."""
+    """By hand: the loop, folders, which checkpoint is whole (a save is not atomic: so a new folder, renamed when it is
+    done)."""
     algorithm = config(rows).build_algo()
     done = sorted(rows.folder.glob("checkpoint_[0-9][0-9][0-9][0-9]"))
     if rows.resume and done:
@@ -81,8 +90,8 @@ def saved(rows: Rows) -> None:
 def tuned(rows: Rows) -> None:
     """By hand: `Tuner.restore` with the same trainable and parameters; Tune finds the trial and its newest checkpoint.
 
-    Tune writes its own state at most every ten seconds, and takes up only checkpoints that are named there: runs as short as these would
-    begin again. So it is asked to write it at every event.
+    Tune writes its own state at most every ten seconds, and takes up only checkpoints that are named there: runs as
+    short as these would begin again. So it is asked to write it at every event.
     """
     run, settings = rows.folder / "tune" / "run", config(rows)
     if rows.resume and tune.Tuner.can_restore(str(run)):
@@ -90,7 +99,9 @@ def tuned(rows: Rows) -> None:
     else:
         checkpoints = tune.CheckpointConfig(checkpoint_frequency=INTERVAL)
         stop = {"training_iteration": rows.iterations}
-        where = tune.RunConfig(name="run", storage_path=str(run.parent), stop=stop, checkpoint_config=checkpoints, verbose=0)
+        where = tune.RunConfig(
+            name="run", storage_path=str(run.parent), stop=stop, checkpoint_config=checkpoints, verbose=0
+        )
         tuner = tune.Tuner(PPO, param_space=settings, run_config=where)
     results = tuner.fit()
     if results.errors:

@@ -1,4 +1,5 @@
-"""What every part of benchmarks/resume_table.py writes: a row an iteration, and one at the moment in which it stands where it resumes.
+"""What every part of benchmarks/resume_table.py writes: a row an iteration, and one at the moment in which it stands
+where it resumes.
 
 It runs in the interpreters of the peers, so it needs torch and numpy and nothing of this package.
 """
@@ -18,7 +19,8 @@ INTERVAL = 1
 
 
 def digest(state: Any) -> str:
-    """Sixteen hexadecimal digits of the contents of nested mappings, sequences, arrays, tensors and plain values, to the last bit."""
+    """Sixteen hexadecimal digits of the contents of nested mappings, sequences, arrays, tensors and plain values, to
+    the last bit."""
     sums = hashlib.sha256()
     _add(state, sums)
     return sums.hexdigest()[:16]
@@ -42,7 +44,8 @@ def _add(state: Any, sums: Any) -> None:
 
 
 def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
-    """Of the moments and steps, parameter by parameter in the optimizer's order; learning rates have a column of their own."""
+    """Of the moments and steps, parameter by parameter in the optimizer's order; learning rates have a column of their
+    own."""
     return digest([optimizer.state.get(weight, {}) for group in optimizer.param_groups for weight in group["params"]])
 
 
@@ -52,7 +55,8 @@ def generators(*more: Any) -> str:
 
 
 class Rows:
-    """Appends to `rows.jsonl` of a folder; `resume` is whether this process continues what another began, `iterations` is the end."""
+    """Appends to `rows.jsonl` of a folder; `resume` is whether this process continues what another began, `iterations`
+    is the end."""
 
     def __init__(self) -> None:
         parser = argparse.ArgumentParser()
@@ -66,6 +70,7 @@ class Rows:
         torch.set_num_threads(1)
 
     def write(self, event: str, iteration: int, figures: dict[str, float] | None = None, **state: Any) -> None:
-        """event: "row" after an iteration, or "restored". state: counter, lr, and digests named optimizer, generators, replay."""
+        """event: "row" after an iteration, or "restored". state: counter, lr, and digests named optimizer, generators,
+        replay."""
         with (self.folder / "rows.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, "iteration": iteration, **state, "figures": figures or {}}) + "\n")

@@ -1,6 +1,7 @@
 """skrl's PPO on CartPole: its own checkpoints (`experiment.checkpoint_interval`) and `agent.load`.
 
-By hand: which file is the newest whole one (`torch.save` writes in place), and how many timesteps are left (its trainers begin at 0).
+By hand: which file is the newest whole one (`torch.save` writes in place), and how many timesteps are left (its
+trainers begin at 0).
 """
 
 import re
@@ -62,9 +63,16 @@ class Written(PPO):
         """As PPO's."""
         super().post_interaction(timestep=timestep, timesteps=timesteps)
         if (timestep + 1) % ROLLOUTS == 0:
-            weights = torch.cat([value.detach().flatten() for value in [*self.policy.parameters(), *self.value.parameters()]])
-            figures = {"weights": float(weights.double().abs().mean()), "reward": float(self.memory.get_tensor_by_name("returns").mean())}
-            self.rows.write("row", self.begun + (timestep + 1) // ROLLOUTS, figures, counter=timestep + 1, **self.state())
+            weights = torch.cat(
+                [value.detach().flatten() for value in [*self.policy.parameters(), *self.value.parameters()]]
+            )
+            figures = {
+                "weights": float(weights.double().abs().mean()),
+                "reward": float(self.memory.get_tensor_by_name("returns").mean()),
+            }
+            self.rows.write(
+                "row", self.begun + (timestep + 1) // ROLLOUTS, figures, counter=timestep + 1, **self.state()
+            )
 
     def state(self) -> dict[str, Any]:
         """But for the counter, which the trainer has."""
@@ -87,22 +95,35 @@ def main() -> None:
         mini_batches=4,
         learning_rate=1e-3,
         learning_rate_scheduler=torch.optim.lr_scheduler.LinearLR,
-        learning_rate_scheduler_kwargs={"start_factor": 1.0, "end_factor": 0.0, "total_iters": rows.iterations * EPOCHS},
+        learning_rate_scheduler_kwargs={
+            "start_factor": 1.0,
+            "end_factor": 0.0,
+            "total_iters": rows.iterations * EPOCHS,
+        },
     )
-    settings.experiment.directory, settings.experiment.experiment_name = str(rows.folder), "resumed" if rows.resume else "run"
+    settings.experiment.directory, settings.experiment.experiment_name = (
+        str(rows.folder),
+        "resumed" if rows.resume else "run",
+    )
     settings.experiment.write_interval, settings.experiment.checkpoint_interval = 0, ROLLOUTS * INTERVAL
     memory = RandomMemory(memory_size=ROLLOUTS, num_envs=COPIES, device=env.device)
-    agent: Any = Written(models={"policy": Policy(**spaces), "value": Value(**spaces)}, memory=memory, cfg=settings, **spaces)
+    agent: Any = Written(
+        models={"policy": Policy(**spaces), "value": Value(**spaces)}, memory=memory, cfg=settings, **spaces
+    )
     agent.rows, agent.envs = rows, vector.unwrapped.envs
     if rows.resume:
         agent.begun = restored(rows, agent)
     left = (rows.iterations - agent.begun) * ROLLOUTS
-    SequentialTrainer(env=env, agents=agent, cfg={"timesteps": left, "headless": True, "disable_progressbar": True}).train()
+    SequentialTrainer(
+        env=env, agents=agent, cfg={"timesteps": left, "headless": True, "disable_progressbar": True}
+    ).train()
 
 
 def restored(rows: Rows, agent: Any) -> int:
     """Loads the newest file that can be read; the updates that were done by then."""
-    files = {int(re.findall(r"\d+", path.stem)[-1]): path for path in rows.folder.glob("run/checkpoints/agent_[0-9]*.pt")}
+    files = {
+        int(re.findall(r"\d+", path.stem)[-1]): path for path in rows.folder.glob("run/checkpoints/agent_[0-9]*.pt")
+    }
     for timestep in sorted(files, reverse=True):
         try:
             agent.load(str(files[timestep]))

@@ -1,4 +1,5 @@
-"""TRL's GRPO with a language model of two layers, made here: `save_steps` and `trainer.train(resume_from_checkpoint=True)`.
+"""TRL's GRPO with a language model of two layers, made here: `save_steps` and
+`trainer.train(resume_from_checkpoint=True)`.
 
 By hand: to begin anew where there is no checkpoint yet, which `get_last_checkpoint` tells.
 """
@@ -38,7 +39,9 @@ class Writer(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """The row was logged just before."""
-        row = {key: float(value) for key, value in state.log_history[-1].items() if not any(part in key for part in TIMES)}
+        row = {
+            key: float(value) for key, value in state.log_history[-1].items() if not any(part in key for part in TIMES)
+        }
         self.rows.write("row", state.global_step, row, **now(state, parts))
 
 
@@ -61,9 +64,20 @@ def main() -> None:
     raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", bos_token="<eos>", padding_side="left"
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        bos_token="<eos>",
+        padding_side="left",
     )
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
     tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), max_position_embeddings=64, **sizes, **tokens))
     prompts = Dataset.from_list([{"prompt": f"w{number % 29} w{number * 7 % 29}"} for number in range(16)])
@@ -86,9 +100,16 @@ def main() -> None:
         seed=0,
     )
     trainer = GRPOTrainer(
-        model=model, reward_funcs=shares, args=settings, train_dataset=prompts, processing_class=tokenizer, callbacks=[Writer(rows)]
+        model=model,
+        reward_funcs=shares,
+        args=settings,
+        train_dataset=prompts,
+        processing_class=tokenizer,
+        callbacks=[Writer(rows)],
     )
-    resumable = rows.resume and os.path.isdir(settings.output_dir) and get_last_checkpoint(settings.output_dir) is not None
+    resumable = (
+        rows.resume and os.path.isdir(settings.output_dir) and get_last_checkpoint(settings.output_dir) is not None
+    )
     trainer.train(resume_from_checkpoint=True if resumable else None)
 
 

@@ -1,16 +1,19 @@
 """How long an iteration takes on so many machines: a model from measured parts, to be asked before machines are rented.
 
 Decisions that matter here:
-- the copies of an iteration are given, and shared among the env runners: what is predicted is the same work on more machines;
-- every part is measured on one machine by benchmarks/scaling.py; what more machines add is bytes over bandwidth, and latencies;
-- nothing is fitted to the rows that the model is checked against: the parts come from the main process alone, from empty calls and
-  from bare all-reduces;
+- the copies of an iteration are given, and shared among the env runners: what is predicted is the same work on more
+  machines;
+- every part is measured on one machine by benchmarks/scaling.py; what more machines add is bytes over bandwidth, and
+  latencies;
+- nothing is fitted to the rows that the model is checked against: the parts come from the main process alone, from
+  empty calls and from bare all-reduces;
 - a GPU is a factor that the user gives, since none was measured: a default would be an invention.
 
-Assumptions: processes are spread over the nodes in turn, beginning with the main process's; busy processes beyond a node's CPUs take
-turns; sampling, learning and sending weights do not overlap, unless play is ahead; a node fetches an object once for all its processes;
-the main process's network card serves one transfer at a time; learners reduce gradients around a ring; nothing else uses the network; no
-evaluation. With play ahead, playing and taking it in are beside learning.
+Assumptions: processes are spread over the nodes in turn, beginning with the main process's; busy processes beyond a
+node's CPUs take turns; sampling, learning and sending weights do not overlap, unless play is ahead; a node fetches an
+object once for all its processes; the main process's network card serves one transfer at a time; learners reduce
+gradients around a ring; nothing else uses the network; no evaluation. With play ahead, playing and taking it in are
+beside learning.
 """
 
 import json
@@ -28,11 +31,12 @@ FORMAT = 1
 class Parts:
     """What an iteration of one experiment is made of: seconds on one CPU thread, and bytes.
 
-    copies: copies of the protocol in an iteration, all env runners together. epochs: passes over them. minibatch_copies: copies of a joint
-    minibatch. sample_fixed_s, sample_copy_s: playing takes fixed + copies * copy. prepare_copy_s: per copy and learner, once per update,
-    not shared among learners (rows, values, advantages). minibatch_fixed_s, minibatch_copy_s: one gradient step takes fixed + copies *
-    copy. rest_s: the main process's own bookkeeping. call_s: asking one more process and reading its answer. weights_s: taking weights from
-    a learner and putting them into runners, which do that at once. all_reduce_s: one all-reduce between two processes of a machine.
+    copies: copies of the protocol in an iteration, all env runners together. epochs: passes over them.
+    minibatch_copies: copies of a joint minibatch. sample_fixed_s, sample_copy_s: playing takes fixed + copies * copy.
+    prepare_copy_s: per copy and learner, once per update, not shared among learners (rows, values, advantages).
+    minibatch_fixed_s, minibatch_copy_s: one gradient step takes fixed + copies * copy. rest_s: the main process's own
+    bookkeeping. call_s: asking one more process and reading its answer. weights_s: taking weights from a learner and
+    putting them into runners, which do that at once. all_reduce_s: one all-reduce between two processes of a machine.
     rollout_copy_bytes: a played copy. weights_bytes: all weights, as sent. gradient_bytes: all gradients, as reduced.
     """
 
@@ -57,10 +61,10 @@ class Parts:
 class Machines:
     """Where it is to run.
 
-    nodes: machines. runners, learners: remote env runners and learners in all (0: in the main process). cpus: CPUs of a node. gpus: GPUs of
-    a node, used by learners. gpu_speedup: how many times faster than one CPU thread a GPU is at the part of learning
-    that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one message between nodes. ahead: runners
-    play while learners learn (`play.max_staleness` 1).
+    nodes: machines. runners, learners: remote env runners and learners in all (0: in the main process). cpus: CPUs of a
+    node. gpus: GPUs of a node, used by learners. gpu_speedup: how many times faster than one CPU thread a GPU is at the
+    part of learning that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one
+    message between nodes. ahead: runners play while learners learn (`play.max_staleness` 1).
     """
 
     nodes: int = 1
@@ -78,9 +82,10 @@ class Machines:
 class IterationTime:
     """Seconds of an iteration, by what they are spent on.
 
-    sample: playing. collect: asking runners and taking their rollouts in. learn: gradient steps, with what every learner computes of
-    all copies. hand_out: asking learners and sending the rollouts to them. reduce: all-reduces. weights: back to the runners.
-    rest: bookkeeping. beside: what is saved because playing is beside learning, a negative number.
+    sample: playing. collect: asking runners and taking their rollouts in. learn: gradient steps, with what every
+    learner computes of all copies. hand_out: asking learners and sending the rollouts to them. reduce: all-reduces.
+    weights: back to the runners. rest: bookkeeping. beside: what is saved because playing is beside learning, a
+    negative number.
     """
 
     sample: float
@@ -115,7 +120,8 @@ def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
     handed = rollout_bytes * _others(machines, machines.learners)
     found = IterationTime(
         sample=_sample(parts, machines),
-        collect=machines.runners * parts.call_s + _network(machines, _away(machines, machines.runners) * rollout_bytes, machines.runners),
+        collect=machines.runners * parts.call_s
+        + _network(machines, _away(machines, machines.runners) * rollout_bytes, machines.runners),
         learn=_learn(parts, machines),
         hand_out=machines.learners * parts.call_s + _network(machines, handed, machines.learners),
         reduce=_steps(parts) * _all_reduce(parts, machines),
@@ -126,11 +132,13 @@ def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
 
 
 def _saved(found: IterationTime, machines: Machines) -> float:
-    """By play beside learning: the shorter of the two, but no more than leaves the CPUs of the fullest node time for what both compute."""
+    """By play beside learning: the shorter of the two, but no more than leaves the CPUs of the fullest node time for
+    what both compute."""
     played, learned = found.sample + found.collect, found.learn + found.hand_out + found.reduce
     busy = math.ceil((machines.runners + max(1, machines.learners)) / machines.nodes)
     alone_s = (
-        found.sample * min(machines.cpus, machines.runners) + found.learn * min(machines.cpus, max(1, machines.learners))
+        found.sample * min(machines.cpus, machines.runners)
+        + found.learn * min(machines.cpus, max(1, machines.learners))
     ) / machines.cpus
     return max(0.0, min(played, learned, played + learned - (alone_s if busy > machines.cpus else 0.0)))
 
@@ -146,7 +154,11 @@ def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]
         raise UserError(f"{path}: {error.strerror}; write it with benchmarks/scaling.py --out {path}") from error
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); write it with benchmarks/scaling.py --out {path}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT or not isinstance(document.get("experiments"), dict):
+    if (
+        not isinstance(document, dict)
+        or document.get("format") != FORMAT
+        or not isinstance(document.get("experiments"), dict)
+    ):
         raise UserError(f"{path}: not a file of benchmarks/scaling.py in format {FORMAT}; write it again")
     known = document["experiments"]
     if experiment not in known:
@@ -154,10 +166,13 @@ def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]
     try:
         return Parts(**known[experiment]["parts"]), known[experiment]["rows"]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: experiments.{experiment} is incomplete ({error}); write it again with benchmarks/scaling.py") from error
+        raise UserError(
+            f"{path}: experiments.{experiment} is incomplete ({error}); write it again with benchmarks/scaling.py"
+        ) from error
 
 
-# --------------------------------------------------------------------------------------------------------------- the parts
+# --------------------------------------------------------------------------------------------------------------- the
+# parts
 
 
 def _sample(parts: Parts, machines: Machines) -> float:
@@ -185,7 +200,8 @@ def _all_reduce(parts: Parts, machines: Machines) -> float:
     pieces = 2 * (learners - 1)
     if min(machines.nodes, learners) == 1:
         return parts.all_reduce_s * pieces / 2
-    # on every edge of the ring that leaves a node: a piece over the wire, and the cost of the call, which two processes of a node have too
+    # on every edge of the ring that leaves a node: a piece over the wire, and the cost of the call, which two processes
+    # of a node have too
     return pieces * (parts.all_reduce_s / 2 + machines.latency_s + parts.gradient_bytes / learners / machines.bandwidth)
 
 
@@ -233,6 +249,11 @@ def _check(machines: Machines) -> None:
     if machines.ahead and not machines.runners:
         raise UserError("ahead: nobody plays beside learners, use runners")
     if machines.gpus and (machines.gpu_speedup is None or not machines.gpu_speedup > 0):
-        raise UserError("gpu_speedup: no GPU was measured, so with GPUs it must be given, above 0 (time benchmarks/gpu_core.py there)")
+        raise UserError(
+            "gpu_speedup: no GPU was measured, so with GPUs it must be given, above 0 (time benchmarks/gpu_core.py"
+            " there)"
+        )
     if machines.gpus and max(1, machines.learners) > machines.nodes * machines.gpus:
-        raise UserError(f"learners: got {machines.learners}, but {machines.nodes} nodes have {machines.nodes * machines.gpus} GPUs")
+        raise UserError(
+            f"learners: got {machines.learners}, but {machines.nodes} nodes have {machines.nodes * machines.gpus} GPUs"
+        )

@@ -1,8 +1,9 @@
 """A claim of two steps, the smallest that can be split: for the equilibria of bisection and prover_estimator.
 
-Two states and a chain of two steps that stay where they are, from 0 to a claimed end, 0 (true) or 1. A prover says which state is half way,
-so that the left step, the right one, both or none of them are wrong. Who estimates says of each step that it is certain or impossible; who
-decides is shown whether the step that is left holds, what was said of it, and whether both were called certain.
+Two states and a chain of two steps that stay where they are, from 0 to a claimed end, 0 (true) or 1. A prover says
+which state is half way, so that the left step, the right one, both or none of them are wrong. Who estimates says of
+each step that it is certain or impossible; who decides is shown whether the step that is left holds, what was said of
+it, and whether both were called certain.
 """
 
 from collections.abc import Mapping
@@ -31,11 +32,14 @@ class TwoStepsSettings:
 
     name: Literal["two_steps"] = option("two_steps", "The task.")
     num_instances: int = option(64, "Claims, every other one true.", ge=4)
-    agents: dict[str, MessageAgentSettings] = option(dict, "Agent -> its network; `_default` serves the agents not named.")
+    agents: dict[str, MessageAgentSettings] = option(
+        dict, "Agent -> its network; `_default` serves the agents not named."
+    )
 
 
 class TwoSteps(Scenario):
-    """Instance i claims the end 1 - i % 2, true of odd ones. Symbols: a state; the half that is kept; of estimates 2 left + right."""
+    """Instance i claims the end 1 - i % 2, true of odd ones. Symbols: a state; the half that is kept; of estimates 2
+    left + right."""
 
     name, num_symbols, held_out = "two_steps", 4, False
 
@@ -54,7 +58,8 @@ class TwoSteps(Scenario):
         return torch.arange(self.settings.num_instances, device=self.label_I.device)
 
     def _steps(self, id_N: Tensor, said: Dialogue) -> tuple[Tensor, Tensor, Tensor]:
-        """((N, 2) whether each step holds, (N, 2) what was said of each, (N,) which is kept), 0 or 1, and -1 where nobody knows yet."""
+        """((N, 2) whether each step holds, (N, 2) what was said of each, (N,) which is kept), 0 or 1, and -1 where
+        nobody knows yet."""
         said_NR = said.main.amax((2, 3, 4))
         middle_N, kept_N = said_NR[:, 0], said_NR[:, 1 + self.estimates]
         end_N = 1 - self.label_I[id_N]
@@ -76,7 +81,11 @@ class TwoSteps(Scenario):
         clock = nn.functional.one_hot(round_N.clamp(max=self.protocol.max_rounds - 1), self.protocol.max_rounds)
         symbols = 4 if agent == "estimator" else 2
         legal = (torch.arange(self.num_symbols, device=id_N.device) < symbols).expand(len(id_N), -1)
-        return {**turn_masks(self.protocol, agent, 1, round_N, seed_N), "features": torch.cat([clock, seen], 1), "legal": legal}
+        return {
+            **turn_masks(self.protocol, agent, 1, round_N, seed_N),
+            "features": torch.cat([clock, seen], 1),
+            "legal": legal,
+        }
 
     def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
         """1 where what was said of the step that is kept is wrong, else 0."""
@@ -90,7 +99,9 @@ class TwoSteps(Scenario):
         known = 3 if agent == self.protocol.verifier else 5
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return Stepper(settings, self.protocol.max_rounds + known, self.num_symbols, agent in self.protocol.deciders)
+            return Stepper(
+                settings, self.protocol.max_rounds + known, self.num_symbols, agent in self.protocol.deciders
+            )
 
 
 class Stepper(MessageAgent):

@@ -1,11 +1,11 @@
-"""Seconds and memory of one iteration of each learning rule in the published graph isomorphism setting, in turns with PPO's in one run.
+"""Seconds and memory of one iteration of each learning rule in the published graph isomorphism setting, in turns with
+PPO's in one run.
 
     python benchmarks/algorithms_gi.py
     python benchmarks/algorithms_gi.py --rules pspg psos --iterations 5
 
-Memory is the peak of a process of its own for each rule while it trains two iterations, and by how much that is more than before
-(Linux). Prints medians and spreads, ratios to PPO, and the
-machine's yardstick.
+Memory is the peak of a process of its own for each rule while it trains two iterations, and by how much that is more
+than before (Linux). Prints medians and spreads, ratios to PPO, and the machine's yardstick.
 """
 
 import argparse
@@ -46,9 +46,17 @@ def main() -> None:
         median = statistics.median(seconds[name])
         peak = memory(name, arguments.threads)
         ratio = statistics.median(s / p for s, p in zip(seconds[name], seconds["gi_published"], strict=True))
-        figures = {"median_s": round(median, 3), "spread_s": [round(min(seconds[name]), 3), round(max(seconds[name]), 3)]}
-        ratios = {"ratio_to_ppo": round(ratio, 2), "memory_ratio": round(peak["peak_memory_mb"] / ppo["peak_memory_mb"], 2)}
-        show(name, {**figures, **peak, **ratios, "growth_ratio": round(peak["growth_mb"] / max(1, ppo["growth_mb"]), 2)})
+        figures = {
+            "median_s": round(median, 3),
+            "spread_s": [round(min(seconds[name]), 3), round(max(seconds[name]), 3)],
+        }
+        ratios = {
+            "ratio_to_ppo": round(ratio, 2),
+            "memory_ratio": round(peak["peak_memory_mb"] / ppo["peak_memory_mb"], 2),
+        }
+        show(
+            name, {**figures, **peak, **ratios, "growth_ratio": round(peak["growth_mb"] / max(1, ppo["growth_mb"]), 2)}
+        )
     show("machine", {"yardstick_after_ms": round(yardstick_ms(), 1)})
 
 

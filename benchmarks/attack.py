@@ -3,9 +3,10 @@
     python benchmarks/attack.py runs/quickstart-seed0
     python benchmarks/attack.py --protocols [NAME ...] [--seeds 0 1 2] [--out FOLDER]
 
-The first takes a finished run: wall clock, processor time, and what was found. The second trains small agents under every protocol whose
-dialogues can all be tried and prints a table in Markdown: for each goal and seed the share judged rightly against the trained attacker
-that counts, against that attacker when it searches (`evaluation.attack.search`), and against the best of all messages.
+The first takes a finished run: wall clock, processor time, and what was found. The second trains small agents under
+every protocol whose dialogues can all be tried and prints a table in Markdown: for each goal and seed the share judged
+rightly against the trained attacker that counts, against that attacker when it searches (`evaluation.attack.search`),
+and against the best of all messages.
 """
 
 import argparse
@@ -25,7 +26,13 @@ from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import CONFIG, RunFolder
 
 _NETWORK: dict[str, Any] = dict(use_dual_gnn=False, num_transformer_layers=1, use_batch_norm=False)
-_PROVER = {**_NETWORK, "num_gnn_layers": 5, "history_initialisation": "unmarked", "input_bias": 1.0, "attention_initialisation": "tied"}
+_PROVER = {
+    **_NETWORK,
+    "num_gnn_layers": 5,
+    "history_initialisation": "unmarked",
+    "input_bias": 1.0,
+    "attention_initialisation": "tied",
+}
 _VERIFIER = {**_NETWORK, "num_gnn_layers": 2, "history_initialisation": "shared"}
 _DATA = dict(num_train=2000, num_test=600, graph_sizes=[7, 8])
 _DECIDERS = ("verifier", "judge0", "judge1", "judge2")
@@ -72,12 +79,24 @@ def settings(game: str, seed: int) -> dict[str, Any]:
     )
     if game in CHAINS:
         rule = dict(name="ppo", lr=3e-3, gamma=1.0, lam=1.0, entropy_coefficient=0.01)
-        size = dict(length=2, num_generators=8, num_train=200, num_test=100) if game == "prover_estimator" else dict(length=4)
+        size = (
+            dict(length=2, num_generators=8, num_train=200, num_test=100)
+            if game == "prover_estimator"
+            else dict(length=4)
+        )
         scenario = dict(name="state_tracking", num_train=600, num_test=300) | size
         return {**made, "iterations": 60, "scenario": scenario, "algorithm": rule}
     deciders = _DECIDERS[1:] if protocol["name"] == "judge_panel" else _DECIDERS[:1]
     rounds = protocol.get("max_rounds", 3 if protocol["name"] == "critique" else 2)
-    rule = dict(name="ppo", lr=6e-4, num_epochs=4, minibatch_size=32 * rounds, gamma=0.95, entropy_coefficient=0.01, max_grad_norm=0.5)
+    rule = dict(
+        name="ppo",
+        lr=6e-4,
+        num_epochs=4,
+        minibatch_size=32 * rounds,
+        gamma=0.95,
+        entropy_coefficient=0.01,
+        max_grad_norm=0.5,
+    )
     scenario = dict(
         name="graph_isomorphism",
         data=_DATA,
@@ -90,8 +109,8 @@ def settings(game: str, seed: int) -> dict[str, Any]:
 
 
 def compared(game: str, seed: int, folder: Path) -> dict[str, list[Any]]:
-    """Goal -> share judged rightly against (the trained attacker that counts, the one that searches, every message); None where the tree is
-    too large."""
+    """Goal -> share judged rightly against (the trained attacker that counts, the one that searches, every message);
+    None where the tree is too large."""
     config: Any = config_from_dict(settings(game, seed))
     run = folder / f"{game}-{seed}".replace(" ", "_").replace(",", "")
     kept = folder / f"{run.name}.json"
@@ -109,14 +128,18 @@ def compared(game: str, seed: int, folder: Path) -> dict[str, list[Any]]:
         best = min(learned, key=lambda row: row["selection"]["estimate"])
         searched = next(row for row in table["attackers"] if row["kind"] == "search")
         exact = table["every_message"]
-        shares[goal] = [None if record is None else record["estimate"] for record in (best["held_out"], searched["held_out"], exact)]
+        shares[goal] = [
+            None if record is None else record["estimate"] for record in (best["held_out"], searched["held_out"], exact)
+        ]
     kept.write_text(json.dumps(shares))
     return shares
 
 
 def table(games: Sequence[str], seeds: Sequence[int], folder: Path) -> None:
     """Print a row for each protocol and goal."""
-    print("| protocol | goal | trained | searching | every message | largest difference: trained, searching | seconds |")
+    print(
+        "| protocol | goal | trained | searching | every message | largest difference: trained, searching | seconds |"
+    )
     print("|---|---|---|---|---|---|---|")
     for game in games:
         began = time.perf_counter()
@@ -126,10 +149,14 @@ def table(games: Sequence[str], seeds: Sequence[int], folder: Path) -> None:
             columns = list(zip(*(one[goal] for one in found), strict=True))
             words = [" ".join("-" if share is None else f"{share:.3f}" for share in column) for column in columns]
             apart = [
-                max((abs(a - b) for a, b in zip(column, columns[2], strict=True) if b is not None), default=float("nan"))
+                max(
+                    (abs(a - b) for a, b in zip(column, columns[2], strict=True) if b is not None), default=float("nan")
+                )
                 for column in columns[:2]
             ]
-            print(f"| {game} | {goal} | {' | '.join(words)} | {apart[0]:.3f}, {apart[1]:.3f} | {took:.0f} |", flush=True)
+            print(
+                f"| {game} | {goal} | {' | '.join(words)} | {apart[0]:.3f}, {apart[1]:.3f} | {took:.0f} |", flush=True
+            )
 
 
 def of_run(path: Path) -> None:
@@ -144,7 +171,10 @@ def of_run(path: Path) -> None:
     for name, (wall, processor) in {"loading": loading, "examining": examining, "attacking": attacking}.items():
         show(name, {"wall_s": round(wall, 2), "processor_s": round(processor, 2)})
     print(f"accuracy {document['greedy']['verifier/accuracy']['estimate']:.3f} of {document['num_instances']}")
-    print(f"soundness {interval(document['greedy']['verifier/soundness'])}, error under attack {interval(attacked['soundness_error'])}")
+    print(
+        f"soundness {interval(document['greedy']['verifier/soundness'])}, error under attack"
+        f" {interval(attacked['soundness_error'])}"
+    )
     for key in ("any_attacker", "every_message"):
         print(f"  {key}: {interval(attacked['attack']['soundness'][key])}")
 
@@ -158,7 +188,11 @@ def measured(function: Callable[[], Any]) -> tuple[Any, tuple[float, float]]:
 
 def interval(record: dict[str, Any] | None) -> str:
     """A record in words."""
-    return "not asked" if record is None else f"{record['estimate']:.3f} [{record['lower']:.3f}, {record['upper']:.3f}] of {record['n']}"
+    return (
+        "not asked"
+        if record is None
+        else f"{record['estimate']:.3f} [{record['lower']:.3f}, {record['upper']:.3f}] of {record['n']}"
+    )
 
 
 def main() -> None:
@@ -167,7 +201,9 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path, nargs="?")
     parser.add_argument("--protocols", nargs="*", choices=list(GRAPHS | CHAINS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="keep what was found here, and use what it has (default: nothing is kept)")
+    parser.add_argument(
+        "--out", type=Path, help="keep what was found here, and use what it has (default: nothing is kept)"
+    )
     options = parser.parse_args()
     print(machine())
     if options.run_dir is not None:

@@ -1,12 +1,12 @@
 """One PPO iteration through RLlib against a plain torch loop of equal mathematics, in one run, in turns.
 
-    python benchmarks/ceiling_gi.py                                    # the published graph isomorphism setting, ended as played
-    python benchmarks/ceiling_gi.py --full                             # the same with copies that play (nearly) all rounds
-    python benchmarks/ceiling_gi.py --config message_game              # the message game
+    python benchmarks/ceiling_gi.py                        # the published graph isomorphism setting, ended as played
+    python benchmarks/ceiling_gi.py --full                 # the same with copies that play (nearly) all rounds
+    python benchmarks/ceiling_gi.py --config message_game  # the message game
 
-Prints medians and the spread (smallest to largest), their ratio, the machine's yardstick before and after, and how far this is from what
-the machine could do: operations in products, also a second, kernels a gradient step (both by torch's own kernels), and one
-large product.
+Prints medians and the spread (smallest to largest), their ratio, the machine's yardstick before and after, and how far
+this is from what the machine could do: operations in products, also a second, kernels a gradient step (both by torch's
+own kernels), and one large product.
 """
 
 import argparse

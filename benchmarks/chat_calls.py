@@ -4,8 +4,8 @@
     python benchmarks/chat_calls.py --calls 500 --repeats 1
     python benchmarks/chat_calls.py --shared            # limits and budget kept by Ray actors
 
-A server in a process of its own answers after `--latency-ms`. Prints calls per second and processor time of this process per call: of the
-SDK's documented method, of the SDK used as we use it, and of all of ours; and what ours adds.
+A server in a process of its own answers after `--latency-ms`. Prints calls per second and processor time of this
+process per call: of the SDK's documented method, of the SDK used as we use it, and of all of ours; and what ours adds.
 """
 
 import argparse
@@ -34,7 +34,10 @@ from nip_ray.text.providers.openai import OpenAIChat, idempotency_key  # noqa: E
 from nip_ray.text.providers.openai_service import openai_client  # noqa: E402
 from tests.text.chat_server import API_KEY  # noqa: E402
 
-MESSAGES = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]
+MESSAGES = [
+    {"role": "system", "content": "You are a prover. " * 50},
+    {"role": "user", "content": "Is this correct? " * 80},
+]
 LIMITS = (6e6, 6e9)
 Call = Callable[[int], Awaitable[Any]]
 
@@ -79,7 +82,9 @@ async def sdk_typed(provider: OpenAIProvider, repeat: int, arguments: argparse.N
 
     async def call(number: int) -> None:
         headers = {"Idempotency-Key": f"typed-{repeat}-{number}"}
-        await client.chat.completions.create(model="gpt-4o-mini", messages=MESSAGES, max_tokens=100, extra_headers=headers)  # type: ignore[arg-type]
+        await client.chat.completions.create(
+            model="gpt-4o-mini", messages=MESSAGES, max_tokens=100, extra_headers=headers
+        )  # type: ignore[arg-type]
 
     return await timed(call, client.close, arguments)
 
@@ -143,7 +148,8 @@ def shared(provider: OpenAIProvider, repeat: int) -> tuple[Any, Any, Callable[[]
 
 
 async def timed(call: Call, close: Callable[[], Awaitable[Any]], arguments: argparse.Namespace) -> tuple[float, float]:
-    """(calls per second, milliseconds of processor time per call) with `in_flight` at once, after a first round that opens connections."""
+    """(calls per second, milliseconds of processor time per call) with `in_flight` at once, after a first round that
+    opens connections."""
     await asyncio.gather(*(call(-1 - number) for number in range(arguments.in_flight)))
     numbers = iter(range(arguments.calls))
 

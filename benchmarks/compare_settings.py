@@ -1,10 +1,10 @@
 """Iterations of one experiment under two settings, in turns, in one process.
 
-    python benchmarks/compare_settings.py --config gi_published --one scenario.kernels=torch --other scenario.kernels=native
-    python benchmarks/compare_settings.py --config gi_published --other runtime.num_threads=1 --both scenario.kernels=torch
+    python benchmarks/compare_settings.py --one scenario.kernels=torch --other scenario.kernels=native
+    python benchmarks/compare_settings.py --other runtime.num_threads=1 --both scenario.kernels=torch
 
-Prints the medians, the spread (smallest to largest) and the median of the ratios (of the first to the second, above 1 where the second is
-faster). Everybody always learns.
+Prints the medians, the spread (smallest to largest) and the median of the ratios (of the first to the second, above 1
+where the second is faster). Everybody always learns.
 """
 
 import argparse
@@ -29,13 +29,19 @@ def main() -> None:
     prepare_process(arguments.threads)
     print(machine())
     both = ["schedules={}", *arguments.both]
-    algorithms = {which: build_algorithm(config(arguments.config, *both, *getattr(arguments, which))) for which in ("one", "other")}
+    algorithms = {
+        which: build_algorithm(config(arguments.config, *both, *getattr(arguments, which)))
+        for which in ("one", "other")
+    }
     torch.set_num_threads(arguments.threads)
     seconds = in_turns({which: algorithm.train for which, algorithm in algorithms.items()}, arguments.iterations)
     figures = {f"{which}_s": round(statistics.median(taken), 3) for which, taken in seconds.items()}
     spread = {f"{which}_spread_s": [round(min(taken), 3), round(max(taken), 3)] for which, taken in seconds.items()}
     ratio = statistics.median(one / other for one, other in zip(seconds["one"], seconds["other"], strict=True))
-    what = f"{arguments.config}, {arguments.threads} threads, {' '.join(arguments.one)} against {' '.join(arguments.other)}"
+    what = (
+        f"{arguments.config}, {arguments.threads} threads, {' '.join(arguments.one)} against"
+        f" {' '.join(arguments.other)}"
+    )
     show(what, {**figures, **spread, "ratio": round(ratio, 2)})
     for algorithm in algorithms.values():
         algorithm.stop()

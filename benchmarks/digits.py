@@ -1,10 +1,11 @@
-"""What a prover is worth on handwritten digits: held-out accuracy of one small verifier alone, with a random prover, and under nip.
+"""What a prover is worth on handwritten digits: held-out accuracy of one small verifier alone, with a random prover,
+and under nip.
 
     python benchmarks/digits.py
     python benchmarks/digits.py --seeds 0 --players nip debate
 
-Prints, for each seed, accuracy on held-out images with its 95 % interval, accuracy on both labels, and seconds; then the machine's
-yardstick. Run folders go into a temporary folder.
+Prints, for each seed, accuracy on held-out images with its 95 % interval, accuracy on both labels, and seconds; then
+the machine's yardstick. Run folders go into a temporary folder.
 """
 
 import argparse

@@ -3,10 +3,11 @@
     python benchmarks/dqn.py --threads 2
     python benchmarks/dqn.py --threads 1 --cpu-time          # processor seconds, for a busy machine
 
-Host and agent have 22 hidden layers each (128, twenty times 256, 128, batch norms; 1.3 million parameters), three dimensions, 20 points.
-A step is a gradient step of each on 256 transitions; after every tenth 20 games of at most 10 rounds are played for each. The plain loop
-does what an obvious program does: Adam and target updates parameter by parameter, target networks on batch statistics, no masks, and
-roll-outs of one role after the other by the obvious tensor version of the rules.
+Host and agent have 22 hidden layers each (128, twenty times 256, 128, batch norms; 1.3 million parameters), three
+dimensions, 20 points. A step is a gradient step of each on 256 transitions; after every tenth 20 games of at most 10
+rounds are played for each. The plain loop does what an obvious program does: Adam and target updates parameter by
+parameter, target networks on batch statistics, no masks, and roll-outs of one role after the other by the obvious
+tensor version of the rules.
 """
 
 import argparse
@@ -32,7 +33,11 @@ ROLES = ("host", "agent")
 BATCH, ROLL_OUT, EVERY, TARGET_EVERY, TAU, GAMMA, CLIP = 256, 20, 10, 100, 0.9, 0.99, 10.0
 INPUTS = {"host": POINTS * DIMENSION, "agent": POINTS * DIMENSION + DIMENSION}
 OUTPUTS = {"host": encode.num_choices(DIMENSION), "agent": DIMENSION}
-LAYERS = [{"width": 128, "norm": "batch"}, {"width": 256, "norm": "batch", "repeat": 20}, {"width": 128, "norm": "batch"}]
+LAYERS = [
+    {"width": 128, "norm": "batch"},
+    {"width": 256, "norm": "batch", "repeat": 20},
+    {"width": 128, "norm": "batch"},
+]
 
 
 def experiment(steps: int, **changes: object) -> ExperimentConfig:
@@ -59,7 +64,12 @@ def experiment(steps: int, **changes: object) -> ExperimentConfig:
     agent = {"view": "scaled", "encoder": "flat", "layers": LAYERS}
     scenario = {"name": "hironaka", "max_rounds": ROUNDS, "max_value": 20, "agents": {"_default": agent}}
     made = ExperimentConfig.model_validate(
-        {"protocol": {"name": "hironaka"}, "scenario": scenario, "algorithm": algorithm, "evaluation": {"sampled": False}}
+        {
+            "protocol": {"name": "hironaka"},
+            "scenario": scenario,
+            "algorithm": algorithm,
+            "evaluation": {"sampled": False},
+        }
     )
     check(made)
     return made
@@ -81,7 +91,9 @@ class Plain:
         torch.manual_seed(0)
         self.nets: dict[str, nn.Sequential] = {role: network(role) for role in ROLES}
         self.targets = {role: copy.deepcopy(net) for role, net in self.nets.items()}
-        self.adams = {role: torch.optim.Adam(net.parameters(), lr=1e-3, foreach=False) for role, net in self.nets.items()}
+        self.adams = {
+            role: torch.optim.Adam(net.parameters(), lr=1e-3, foreach=False) for role, net in self.nets.items()
+        }
         self.buffers: dict[str, list[Tensor]] = {}
         self.size: dict[str, int] = dict.fromkeys(ROLES, 0)
         self.draw = generator(0, "plain")
@@ -174,12 +186,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--cpu-time", action="store_true", help="processor seconds instead of wall seconds, for a busy machine; with one thread"
+        "--cpu-time",
+        action="store_true",
+        help="processor seconds instead of wall seconds, for a busy machine; with one thread",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print(machine())
-    variants: dict[str, dict[str, object]] = {"as published": {}, "bfloat16": {"precision": "bfloat16"}, "double": {"double": True}}
+    variants: dict[str, dict[str, object]] = {
+        "as published": {},
+        "bfloat16": {"precision": "bfloat16"},
+        "double": {"double": True},
+    }
     plain = Plain()
     algorithms = {name: build_algorithm(experiment(arguments.steps, **changes)) for name, changes in variants.items()}
     torch.set_num_threads(arguments.threads)
@@ -196,7 +214,14 @@ def main() -> None:
                 rates[name].append(arguments.steps / (clock() - began))
     for name, found in rates.items():
         ratio = statistics.median(a / b for a, b in zip(found, rates["plain loop"], strict=True))
-        show(name, {"steps_per_s": round(statistics.median(found), 1), "best": round(max(found), 1), "ratio_to_plain": round(ratio, 2)})
+        show(
+            name,
+            {
+                "steps_per_s": round(statistics.median(found), 1),
+                "best": round(max(found), 1),
+                "ratio_to_plain": round(ratio, 2),
+            },
+        )
     for algorithm in algorithms.values():
         times = {key: round(value, 3) for key, value in algorithm.row.items() if key.startswith("time/")}
         show("last iteration", times)

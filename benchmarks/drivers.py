@@ -2,12 +2,12 @@
 
 python benchmarks/drivers.py
 
-PPO with two nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts. Starting Ray and its processes is not counted. Learners
-of the parallel driver have a thread each; otherwise torch has --threads. Figures are medians of --repeat measurements.
-`seed` is what skrl, whose trainers these drivers follow, does on two quiet cores; `times_seed` is the ratio, which means something only
-where the machine is as fast and as quiet. With --beside skrl is measured after each of ours; `times_beside` is the median ratio of the two.
-Time to threshold: mean of the last 50 training episodes, 16 copies, seeds 0 to 2, `tune_configs/runner_cartpole.yaml`; --no-solve leaves
-it out.
+PPO with two nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts. Starting Ray and its processes is not
+counted. Learners of the parallel driver have a thread each; otherwise torch has --threads. Figures are medians of
+--repeat measurements. `seed` is what skrl, whose trainers these drivers follow, does on two quiet cores; `times_seed`
+is the ratio, which means something only where the machine is as fast and as quiet. With --beside skrl is measured after
+each of ours; `times_beside` is the median ratio of the two. Time to threshold: mean of the last 50 training episodes,
+16 copies, seeds 0 to 2, `tune_configs/runner_cartpole.yaml`; --no-solve leaves it out.
 """
 
 import argparse
@@ -44,7 +44,9 @@ class Case:
     def title(self) -> str:
         """For people."""
         shared = ", one environment" if self.shared else ""
-        return f"drivers: {self.driver}, {self.copies} copies, {self.learners} learner{'s' * (self.learners > 1)}{shared}"
+        return (
+            f"drivers: {self.driver}, {self.copies} copies, {self.learners} learner{'s' * (self.learners > 1)}{shared}"
+        )
 
 
 CASES = [
@@ -68,7 +70,9 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40, help="measured updates a repetition")
     parser.add_argument("--threads", type=int, default=2, help="torch threads of this process")
     parser.add_argument("--only", default="", help="cases whose title contains this")
-    parser.add_argument("--beside", action="store_true", help="measure skrl's sequential trainer, too (see drivers_beside.py)")
+    parser.add_argument(
+        "--beside", action="store_true", help="measure skrl's sequential trainer, too (see drivers_beside.py)"
+    )
     parser.add_argument("--no-solve", action="store_true", help="speeds alone")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -81,11 +85,18 @@ def main() -> None:
             if arguments.beside and case.driver == "sequential":
                 ratios.append(rates[-1] / drivers_beside.rate(case.copies, case.learners, arguments.updates))
         value = statistics.median(rates)
-        figures: dict[str, Any] = {"env_steps_per_s": round(value), "least": round(min(rates)), "most": round(max(rates))}
+        figures: dict[str, Any] = {
+            "env_steps_per_s": round(value),
+            "least": round(min(rates)),
+            "most": round(max(rates)),
+        }
         if case.seed is not None:
             figures |= {"seed": case.seed, "times_seed": round(value / case.seed, 2)}
         if ratios:
-            figures |= {"times_beside": round(statistics.median(ratios), 2), "beside_each": [round(ratio, 2) for ratio in ratios]}
+            figures |= {
+                "times_beside": round(statistics.median(ratios), 2),
+                "beside_each": [round(ratio, 2) for ratio in ratios],
+            }
         show(case.title, figures)
     if not arguments.no_solve:
         for seed, reference in SEED_SOLVES_S.items():
@@ -94,7 +105,8 @@ def main() -> None:
 
 
 def rate(case: Case, updates: int) -> float:
-    """Env steps a second after the warm-up. Each learner has 2048 transitions an update; learners together make `updates` of them."""
+    """Env steps a second after the warm-up. Each learner has 2048 transitions an update; learners together make
+    `updates` of them."""
     rollouts = 2048 * case.learners // case.copies
     timesteps = rollouts * (WARM_UP + max(1, updates // case.learners))
     data: dict[str, Any] = {
@@ -124,7 +136,11 @@ def solved(seed: int) -> dict[str, Any]:
         finished.clear()
         if len(returns) == 50 and sum(returns) / 50 >= 475:
             break
-    figures = {"env_steps": driver.env_steps, "seconds": round(time.perf_counter() - start, 1), "mean_return": sum(returns) / len(returns)}
+    figures = {
+        "env_steps": driver.env_steps,
+        "seconds": round(time.perf_counter() - start, 1),
+        "mean_return": sum(returns) / len(returns),
+    }
     driver.close()
     return figures
 

@@ -1,8 +1,9 @@
-"""The same figures of skrl, whose trainers the drivers follow, so that both can be measured in turn on one machine: `--beside` of
-benchmarks/drivers.py. skrl is no dependency of this package; `pip install --target DIR skrl tensorboard` keeps it apart, PYTHONPATH=DIR.
+"""The same figures of skrl, whose trainers the drivers follow, so that both can be measured in turn on one machine:
+`--beside` of benchmarks/drivers.py. skrl is no dependency of this package; `pip install --target DIR skrl tensorboard`
+keeps it apart, PYTHONPATH=DIR.
 
-CartPole-v1, policy and value nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts, logging off: as section 8.1 of the
-reference measurements and as the drivers' own cases.
+CartPole-v1, policy and value nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts, logging off: as
+section 8.1 of the reference measurements and as the drivers' own cases.
 """
 
 import time
@@ -22,7 +23,9 @@ def rate(copies: int, learners: int, updates: int) -> float:
     from skrl.trainers.torch import SequentialTrainer
 
     skrl.logger.setLevel("ERROR")
-    env: Any = wrap_env(gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point"), verbose=False)
+    env: Any = wrap_env(
+        gymnasium.make_vec("CartPole-v1", copies, vectorization_mode="vector_entry_point"), verbose=False
+    )
     rollouts = 2048 * learners // copies
     agents = [_agent(env, rollouts, copies // learners) for _ in range(learners)]
     options: dict[str, Any] = {"headless": True, "disable_progressbar": True, "close_environment_at_exit": False}

@@ -1,11 +1,13 @@
-"""How near training comes to an equilibrium, under every protocol, in the smallest games: exactly, from all dialogues. They are haystacks
-of two places, for the protocols that split a claim a claim of two steps, and the message game with two secrets.
+"""How near training comes to an equilibrium, under every protocol, in the smallest games: exactly, from all dialogues.
+They are haystacks of two places, for the protocols that split a claim a claim of two steps, and the message game with
+two secrets.
 
     python benchmarks/equilibria.py [--seeds 3] [--iterations N] [--protocols NAME ...]
 
-Prints a table in Markdown: what the verifier is paid in equilibria in pure strategies (least, most; in the mixed one where there is none),
-and of each seed what it is paid after training, the largest regret (what one agent could gain by its best answer, in per cent of what its
-table of payments spans) and the distance to the nearest of these equilibria (the largest difference between returns, in the same unit).
+Prints a table in Markdown: what the verifier is paid in equilibria in pure strategies (least, most; in the mixed one
+where there is none), and of each seed what it is paid after training, the largest regret (what one agent could gain by
+its best answer, in per cent of what its table of payments spans) and the distance to the nearest of these equilibria
+(the largest difference between returns, in the same unit).
 """
 
 import argparse
@@ -48,16 +50,22 @@ GAMES: dict[str, dict[str, Any]] = {
 }
 ALGORITHM: dict[str, Any] = dict(name="ppo", lr=1e-2, minibatch_size=256)
 TWO_FACED = ("consultancy, one prover", "helpful_sneaky")
-"""A prover that says the opposite in one role of what it says in the other learns an exclusive or, and settles on three of its four cases
-where it learns too fast, or explores too little."""
+"""A prover that says the opposite in one role of what it says in the other learns an exclusive or, and settles on three
+of its four cases where it learns too fast, or explores too little."""
 SPLIT = ("bisection", "bisection, verifier's halves", "prover_estimator")
 SLOW: dict[str, Any] = dict(lr=2e-3, entropy_coefficient=0.05)
 MIXED = {"bisection, verifier's halves": {"prover": 0.75, "verifier": 0.5}}
-"""Games without a pure equilibrium -> returns in the one they have. The half is drawn evenly, and so is the step in which a lie is wrong:
-it passes half of the time, and true claims always. Learning goes round it, or past it where units saturate, unless an entropy bonus pulls
-to the middle, the learning rate falls, and units are ReLU."""
+"""Games without a pure equilibrium -> returns in the one they have. The half is drawn evenly, and so is the step in
+which a lie is wrong: it passes half of the time, and true claims always. Learning goes round it, or past it where units
+saturate, unless an entropy bonus pulls to the middle, the learning rate falls, and units are ReLU."""
 TO_REST: dict[str, Any] = dict(
-    num_epochs=1, minibatch_size=3072, gamma=1.0, lam=1.0, anneal_lr=True, normalize_advantage=False, entropy_coefficient=0.135
+    num_epochs=1,
+    minibatch_size=3072,
+    gamma=1.0,
+    lam=1.0,
+    anneal_lr=True,
+    normalize_advantage=False,
+    entropy_coefficient=0.135,
 )
 
 
@@ -93,7 +101,8 @@ def tree_of(scenario: Scenario, networks: dict[str, nn.Module], *, decisive: boo
 
 
 def measured(game: str, seed: int, iterations: int | None = None) -> tuple[GameTree, Tensor, Tensor]:
-    """(the tree of the trained agents, returns (E, A) in the pure equilibria or the mixed one, what each table of payments spans (A,))."""
+    """(the tree of the trained agents, returns (E, A) in the pure equilibria or the mixed one, what each table of
+    payments spans (A,))."""
     usual = 1500 if game in MIXED else 200 if game in TWO_FACED else 100
     with tempfile.TemporaryDirectory() as folder:
         config: Any = config_from_dict(settings(game, seed, iterations or usual))
@@ -103,7 +112,9 @@ def measured(game: str, seed: int, iterations: int | None = None) -> tuple[GameT
     scenario = made.examination.scenario
     payment, agents = scenario.protocol.payment, scenario.protocol.agents
     tables = [[x for table in payment.tables(agent) for row in table for x in row] for agent in agents]
-    spans = [max(amounts) - min(amounts) + abs(payment.per_error.get(agent, 0)) for agent, amounts in zip(agents, tables)]
+    spans = [
+        max(amounts) - min(amounts) + abs(payment.per_error.get(agent, 0)) for agent, amounts in zip(agents, tables)
+    ]
     equilibria = tree_of(scenario, networks, decisive=True).pure_equilibria(20_000_000)
     if game in MIXED:
         assert not len(equilibria)
@@ -125,7 +136,8 @@ def row(game: str, seeds: int, iterations: int | None) -> str:
     paid_E = returns_EA[:, verifier].tolist()
     ends = f"{paid_E[0]:.3f}" if game in MIXED else f"{min(paid_E):.3f} to {max(paid_E):.3f}"
     return (
-        f"| {game} | {0 if game in MIXED else len(returns_EA)} | {ends} | {' '.join(paid)} | {' '.join(regrets)} | {' '.join(distances)} |"
+        f"| {game} | {0 if game in MIXED else len(returns_EA)} | {ends} | {' '.join(paid)} | {' '.join(regrets)} |"
+        f" {' '.join(distances)} |"
     )
 
 
@@ -141,7 +153,9 @@ def main(given: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--protocols", nargs="*", choices=list(GAMES), default=list(GAMES))
     asked = parser.parse_args(given)
-    print("| protocol | pure equilibria | verifier in them | verifier after training | largest regret, % | distance, % |")
+    print(
+        "| protocol | pure equilibria | verifier in them | verifier after training | largest regret, % | distance, % |"
+    )
     print("|---|---|---|---|---|---|")
     for game in asked.protocols:
         print(row(game, asked.seeds, asked.iterations), flush=True)

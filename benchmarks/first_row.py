@@ -23,7 +23,10 @@ def main() -> None:
     seconds = [first_row(arguments.config) for _ in range(arguments.repeat)]
     show(
         f"first row of {arguments.config}",
-        {"median_s": round(statistics.median(seconds), 2), "spread_s": [round(min(seconds), 2), round(max(seconds), 2)]},
+        {
+            "median_s": round(statistics.median(seconds), 2),
+            "spread_s": [round(min(seconds), 2), round(max(seconds), 2)],
+        },
     )
 
 

@@ -1,18 +1,21 @@
-"""Whether the working tree has become slower than another commit: both timed side by side, and exit status 1 where that is certain.
+"""Whether the working tree has become slower than another commit: both timed side by side, and exit status 1 where that
+is certain.
 
     make bench-gate BASE=HEAD~3
     python benchmarks/gate.py --base HEAD~3 --cases play chat_calls --record pairs.json
-    python benchmarks/gate.py --trials 1000 pairs.json      # how often it is right, from recorded pairs of equal commits
+    python benchmarks/gate.py --trials 1000 pairs.json   # how often it is right, from recorded pairs of equal commits
 
 Decisions that matter here:
-- a pair is one fresh process for each commit, on one thread, which take short turns (ours, theirs, theirs, ours): what the machine does
-  meanwhile meets both. Addresses are not randomised where `setarch` is there, since the luck of a process's layout is most of the noise
-  between pairs. What counts is the logarithm of the ratio of medians, and of all pairs the mean without the lowest and highest fifth,
-  since now and then the machine disturbs one of them by a sixth;
-- two clocks: wall seconds, which see waiting, and processor seconds, which other programs hardly disturb. A case is slower where by one
-  of them this ratio is beyond 1.03 and the lower end of its bootstrap interval above 1: a difference that is both large and not
-  noise. How often that is right is found by resampling recorded pairs, not assumed;
-- the base is checked out beside and run by the same interpreter and the same cases; what it compiles it compiles while warming up.
+- a pair is one fresh process for each commit, on one thread, which take short turns (ours, theirs, theirs, ours): what
+  the machine does meanwhile meets both. Addresses are not randomised where `setarch` is there, since the luck of a
+  process's layout is most of the noise between pairs. What counts is the logarithm of the ratio of medians, and of all
+  pairs the mean without the lowest and highest fifth, since now and then the machine disturbs one of them by a sixth;
+- two clocks: wall seconds, which see waiting, and processor seconds, which other programs hardly disturb. A case is
+  slower where by one of them this ratio is beyond 1.03 and the lower end of its bootstrap interval above 1: a
+  difference that is both large and not noise. How often that is right is found by resampling recorded pairs, not
+  assumed;
+- the base is checked out beside and run by the same interpreter and the same cases; what it compiles it compiles while
+  warming up.
 """
 
 import argparse
@@ -32,12 +35,14 @@ from _gate_cases import CASES, ROOT
 from scipy.stats import trim_mean
 
 LIMIT, PLANTED = 1.03, 1.05
-CONFIDENCE = 0.99  # wide, since there are six cases and two clocks, and a percentile interval of twelve pairs is too narrow
+# wide, since there are six cases and two clocks, and a percentile interval of twelve pairs is too narrow
+CONFIDENCE = 0.99
 TRIMMED = 0.2
 CLOCKS = ("wall", "processor")
 TURNS, TURNS_OF_OTHERS = {"first_row": 1, "play": 12, "chat_calls": 12}, 8
 SETARCH = shutil.which("setarch")
-COLD = ("first_row",)  # a pair before the first one that counts: their processes do not warm up, and the base has nothing compiled
+# a pair before the first one that counts: their processes do not warm up, and the base has nothing compiled
+COLD = ("first_row",)
 RESAMPLES = 2000
 Pairs = list[tuple[float, float]]
 """For each pair and clock, the logarithm of our seconds over theirs."""
@@ -114,7 +119,9 @@ class Timed:
         command = [sys.executable, str(ROOT / "benchmarks" / "_gate_cases.py"), case]
         command = [SETARCH, "--addr-no-randomize", *command] if SETARCH else command
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.process = subprocess.Popen(
+            command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
 
     def wait(self) -> str:
         """The next line it says; ends the program where there is none."""
@@ -151,12 +158,19 @@ def is_slower(pairs: Pairs) -> bool:
 
 def told(case: str, pairs: Pairs) -> str:
     """One line on a case."""
-    parts = ["{} {:.3f} ({:.3f} to {:.3f})".format(clock, *interval(log_K)) for clock, log_K in zip(CLOCKS, np.array(pairs).T)]
-    return f"{case:14} seconds over the base's: {', '.join(parts)}, {len(pairs)} pairs{'  SLOWER' if is_slower(pairs) else ''}"
+    parts = [
+        "{} {:.3f} ({:.3f} to {:.3f})".format(clock, *interval(log_K))
+        for clock, log_K in zip(CLOCKS, np.array(pairs).T)
+    ]
+    return (
+        f"{case:14} seconds over the base's: {', '.join(parts)}, {len(pairs)}"
+        f" pairs{'  SLOWER' if is_slower(pairs) else ''}"
+    )
 
 
 def error_rates(found: dict[str, Pairs], count: int, trials: int) -> dict[str, Any]:
-    """From pairs of equal commits: how often a planted slowdown is found in each case, and how often a run of all cases cries wolf."""
+    """From pairs of equal commits: how often a planted slowdown is found in each case, and how often a run of all cases
+    cries wolf."""
     generator = np.random.default_rng(0)
     caught, wrong_T = dict[str, float](), np.zeros(trials, dtype=bool)
     for case, pairs in found.items():
@@ -164,7 +178,13 @@ def error_rates(found: dict[str, Pairs], count: int, trials: int) -> dict[str, A
         drawn_TKC = centred_KC[generator.integers(len(centred_KC), size=(trials, count))]
         caught[case] = float(np.mean([is_slower(drawn_KC + math.log(PLANTED)) for drawn_KC in drawn_TKC]))
         wrong_T |= np.array([is_slower(drawn_KC) for drawn_KC in drawn_TKC])
-    return {"pairs": count, "trials": trials, "planted": PLANTED, "found": caught, "false_alarm_of_a_run": float(wrong_T.mean())}
+    return {
+        "pairs": count,
+        "trials": trials,
+        "planted": PLANTED,
+        "found": caught,
+        "false_alarm_of_a_run": float(wrong_T.mean()),
+    }
 
 
 if __name__ == "__main__":

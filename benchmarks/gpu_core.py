@@ -1,10 +1,11 @@
-"""The batched core and the PPO update on one device, without Ray: message game and the published graph isomorphism setting.
+"""The batched core and the PPO update on one device, without Ray: message game and the published graph isomorphism
+setting.
 
-    python benchmarks/gpu_core.py --copies 512 4096 16384              # on a GPU where there is one: every row, by one command
-    python benchmarks/gpu_core.py --device cpu                         # the same on the CPU
+    python benchmarks/gpu_core.py --copies 512 4096 16384      # on a GPU where there is one: every row, by one command
+    python benchmarks/gpu_core.py --device cpu                 # the same on the CPU
 
-Needs torch, pydantic and PyYAML. A row for each way, in turns: eager, and with --compile networks in torch.compile. Medians of play and of
-learning, kernels a round and a gradient step, and how much faster than eager.
+Needs torch, pydantic and PyYAML. A row for each way, in turns: eager, and with --compile networks in torch.compile.
+Medians of play and of learning, kernels a round and a gradient step, and how much faster than eager.
 """
 
 import argparse
@@ -39,7 +40,9 @@ def measure(name: str, copies: int, arguments: argparse.Namespace) -> None:
     loops = {"eager": PlainLoop(experiment, arguments.device)}
     if arguments.compile:
         loops["compiled"] = PlainLoop(experiment, arguments.device)
-        loops["compiled"].agents = {agent: torch.compile(network) for agent, network in loops["compiled"].agents.items()}
+        loops["compiled"].agents = {
+            agent: torch.compile(network) for agent, network in loops["compiled"].agents.items()
+        }
     counts = {way: kernels(loop) if way != "compiled" else {} for way, loop in loops.items()}
     taken: dict[str, list[tuple[float, float, int]]] = {way: [] for way in loops}
     for iteration in range(arguments.iterations + 2):
@@ -51,7 +54,10 @@ def measure(name: str, copies: int, arguments: argparse.Namespace) -> None:
     for way, (sample_s, learn_s, steps) in seconds.items():
         figures: dict[str, Any] = {"device": arguments.device, "copies": copies, "way": way, **counts[way]}
         figures |= {"sample_s": round(sample_s, 4), "learn_s": round(learn_s, 4)}
-        figures |= {"env_steps_per_s": round(steps / (sample_s + learn_s)), "play_env_steps_per_s": round(steps / sample_s)}
+        figures |= {
+            "env_steps_per_s": round(steps / (sample_s + learn_s)),
+            "play_env_steps_per_s": round(steps / sample_s),
+        }
         show(name, {**figures, "times_eager": round(sum(seconds["eager"][:2]) / (sample_s + learn_s), 2)})
 
 

@@ -1,10 +1,12 @@
-"""Minutes until a verifier of graph isomorphism is right about held-out pairs: `gi_fast.yaml` on the published test split, fresh seeds.
+"""Minutes until a verifier of graph isomorphism is right about held-out pairs: `gi_fast.yaml` on the published test
+split, fresh seeds.
 
     python benchmarks/headline.py --test PUBLISHED_TEST.npz --seeds 100 101 102 103 104
 
-Everything counts from the start of `nip-ray train` on: imports, making pairs, pretraining, evaluations. A seed is done when greedy held-out
-accuracy (undecided counted as wrong) has been at least 0.945, the published figure, at three evaluations running, of which there is one
-every ten iterations; its time is that of the first of the three. A run that never gets there is shown with what it reached.
+Everything counts from the start of `nip-ray train` on: imports, making pairs, pretraining, evaluations. A seed is done
+when greedy held-out accuracy (undecided counted as wrong) has been at least 0.945, the published figure, at three
+evaluations running, of which there is one every ten iterations; its time is that of the first of the three. A run that
+never gets there is shown with what it reached.
 """
 
 import argparse
@@ -28,7 +30,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="Further settings.")
     arguments = parser.parse_args()
-    settings = [f"scenario.data.test={arguments.test.resolve()}", f"runtime.num_threads={arguments.threads}", "evaluation.interval=10"]
+    settings = [
+        f"scenario.data.test={arguments.test.resolve()}",
+        f"runtime.num_threads={arguments.threads}",
+        "evaluation.interval=10",
+    ]
     for seed in arguments.seeds:
         print(machine())
         show(f"headline, seed {seed}", until_right(seed, [*settings, *arguments.set]))
@@ -49,7 +55,10 @@ def until_right(seed: int, settings: list[str]) -> dict[str, Any]:
                 lines = rows.read_text().splitlines(keepends=True) if rows.exists() else []
                 found = [row[KEY] for line in lines if line.endswith("\n") and KEY in (row := json.loads(line))]
                 seen += [(time.perf_counter() - start, accuracy) for accuracy in found[len(seen) :]]
-                right = [all(accuracy >= GOAL for _, accuracy in seen[i : i + RUNNING]) for i in range(len(seen) - RUNNING + 1)]
+                right = [
+                    all(accuracy >= GOAL for _, accuracy in seen[i : i + RUNNING])
+                    for i in range(len(seen) - RUNNING + 1)
+                ]
                 accuracies = [accuracy for _, accuracy in seen]
                 if any(right):
                     return {"minutes": round(seen[right.index(True)][0] / 60, 2), "accuracy": accuracies}

@@ -1,11 +1,13 @@
-"""Fused roll-outs of the polyhedra game against a straightforward tensor version of the same rules, in turns in one run.
+"""Fused roll-outs of the polyhedra game against a straightforward tensor version of the same rules, in turns in one
+run.
 
     python benchmarks/hironaka_game.py --threads 2
     python benchmarks/hironaka_game.py --games 1024 --repeats 5 --threads 1 --cpu-time
 
-Three dimensions, 20 points, fresh games, at most 10 rounds; counted are transitions of games that were open before the round. The
-straightforward version does what the rules say with a (B, m, m, d) difference tensor in every step, keeps finished games in the batch,
-sorts features by the first coordinate and asks the host a second time for the agent's next observation.
+Three dimensions, 20 points, fresh games, at most 10 rounds; counted are transitions of games that were open before the
+round. The straightforward version does what the rules say with a (B, m, m, d) difference tensor in every step, keeps
+finished games in the batch, sorts features by the first coordinate and asks the host a second time for the agent's next
+observation.
 """
 
 import argparse
@@ -77,7 +79,9 @@ class Straightforward:
             seen = self.features(points)
             class_B = self.explore(self.host(seen, None, self.draw), None, epsilon if role == "host" else 0.0)
             choice_BD = self.choices_KD[class_B]
-            axis_B = self.explore(self.agent(seen, choice_BD, self.draw), choice_BD, epsilon if role == "agent" else 0.0)
+            axis_B = self.explore(
+                self.agent(seen, choice_BD, self.draw), choice_BD, epsilon if role == "agent" else 0.0
+            )
             points = torch.where(open_B[:, None, None], self.reduce(self.shift(points, choice_BD, axis_B)), points)
             after = self.features(points)
             done_B = (points[..., 0] >= 0).sum(1) <= 1
@@ -125,7 +129,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--epsilon", type=float, default=0.2)
     parser.add_argument(
-        "--cpu-time", action="store_true", help="processor seconds instead of wall seconds, for a busy machine; with one thread"
+        "--cpu-time",
+        action="store_true",
+        help="processor seconds instead of wall seconds, for a busy machine; with one thread",
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

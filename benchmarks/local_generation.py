@@ -1,10 +1,12 @@
-"""Tokens per second of the local engine with the default model: reading prompts, one request at a time, and many clients at once.
+"""Tokens per second of the local engine with the default model: reading prompts, one request at a time, and many
+clients at once.
 
     python benchmarks/local_generation.py [--clients 16] [--requests 48] [--threads 2]
 
-Both sides of the ratio come from one process, one engine and the same requests, and are measured in turns: three of each, medians.
-Each side begins with empty slots, so neither profits from what the other computed. The last figure is the cost of one iteration of
-expert iteration: dialogues of three calls each under a system prompt of about 2,000 bytes, with replies of 40 tokens.
+Both sides of the ratio come from one process, one engine and the same requests, and are measured in turns: three of
+each, medians. Each side begins with empty slots, so neither profits from what the other computed. The last figure is
+the cost of one iteration of expert iteration: dialogues of three calls each under a system prompt of about 2,000 bytes,
+with replies of 40 tokens.
 """
 
 import argparse
@@ -28,10 +30,15 @@ def chat(number: int, system_bytes: int, user_bytes: int) -> list[dict[str, str]
     """A chat of which no other has the same system prompt."""
     start = 1 + number * 997 % (len(TEXT) - system_bytes - user_bytes)
     middle = start + system_bytes
-    return [{"role": "system", "content": TEXT[start:middle]}, {"role": "user", "content": TEXT[middle : middle + user_bytes]}]
+    return [
+        {"role": "system", "content": TEXT[start:middle]},
+        {"role": "user", "content": TEXT[middle : middle + user_bytes]},
+    ]
 
 
-def requests(engine: Engine, count: int, system_bytes: int, user_bytes: int, max_tokens: int) -> list[GenerationRequest]:
+def requests(
+    engine: Engine, count: int, system_bytes: int, user_bytes: int, max_tokens: int
+) -> list[GenerationRequest]:
     """Requests whose replies do not end early (the likelihood of the end is as small as that of any token)."""
     prompts = [engine.chat.prompt(chat(number, system_bytes, user_bytes)) for number in range(count)]
     return [GenerationRequest(prompt, max_tokens, seed=number) for number, prompt in enumerate(prompts)]
@@ -60,7 +67,13 @@ def ratio(engine: Engine, clients: int, count: int, user_bytes: int, max_tokens:
         alone.append(run(engine, wanted, 1))
         together.append(run(engine, wanted, clients))
     one, many = statistics.median(alone), statistics.median(together)
-    return {"prompt_tokens": len(wanted[0].prompt), "reply_tokens": max_tokens, "one": one, "many": many, "ratio": many / one}
+    return {
+        "prompt_tokens": len(wanted[0].prompt),
+        "reply_tokens": max_tokens,
+        "one": one,
+        "many": many,
+        "ratio": many / one,
+    }
 
 
 def prefill(engine: Engine) -> float:
@@ -95,7 +108,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(machine())
-    with tempfile.TemporaryDirectory() as folder, Engine(save_default_model(Path(folder) / "model"), max_batch_size=32) as engine:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Engine(save_default_model(Path(folder) / "model"), max_batch_size=32) as engine,
+    ):
         for user_bytes, max_tokens in ((100, 96), (1500, 96), (1500, 40)):
             figures = ratio(engine, options.clients, options.requests, user_bytes, max_tokens)
             show(f"tokens/s, {options.clients} clients", {name: round(value, 2) for name, value in figures.items()})

@@ -1,12 +1,14 @@
-"""What opponents from the past do for networks: how exploitable two players of a matrix game stay, and whom a verifier has forgotten.
+"""What opponents from the past do for networks: how exploitable two players of a matrix game stay, and whom a verifier
+has forgotten.
 
     python benchmarks/opponents.py rock_paper_scissors --seeds 0 1 2
     python benchmarks/opponents.py matching_pennies --seeds 0 1 2 --arms past plain
     python benchmarks/opponents.py message_game --seeds 0 1 2 --arms past prioritised plain
 
-A line for each seed and arm. Of matrix games (`tune_configs/rock_paper_scissors.yaml`) the exact exploitability of the policies after every
-iteration but the first tenth (the largest, the last), and of their mean over these iterations. Of the message game the accuracy of the
-final verifier with its own prover and the least with an earlier one, from checkpoints every ten iterations.
+A line for each seed and arm. Of matrix games (`tune_configs/rock_paper_scissors.yaml`) the exact exploitability of the
+policies after every iteration but the first tenth (the largest, the last), and of their mean over these iterations. Of
+the message game the accuracy of the final verifier with its own prover and the least with an earlier one, from
+checkpoints every ten iterations.
 """
 
 import argparse
@@ -32,7 +34,9 @@ ARMS = {
 }
 MESSAGE_ARMS = {
     "past": ("opponents={agents: [verifier], latest: 0.5, every: 5, size: 30}",),
-    "prioritised": ("opponents={agents: [verifier], latest: 0.5, every: 5, size: 30, sampling: prioritised, draws: 4}",),
+    "prioritised": (
+        "opponents={agents: [verifier], latest: 0.5, every: 5, size: 30, sampling: prioritised, draws: 4}",
+    ),
     "plain": (),
     "first_prover": (),
 }
@@ -40,7 +44,9 @@ MESSAGE_ARMS = {
 
 def matrix_game(game: str, arm: str, seed: int) -> dict[str, Any]:
     """Exploitability over the iterations of a run."""
-    made: Any = config("rock_paper_scissors", f"scenario.game={game}", f"seed={seed}", "runtime.num_threads=1", *ARMS[arm])
+    made: Any = config(
+        "rock_paper_scissors", f"scenario.game={game}", f"seed={seed}", "runtime.num_threads=1", *ARMS[arm]
+    )
     check(made)
     algorithm: Any = build_algorithm(made)
     scenario, skipped = algorithm.scenario, made.iterations // 10
@@ -53,7 +59,11 @@ def matrix_game(game: str, arm: str, seed: int) -> dict[str, Any]:
             total = [sum_ + table for sum_, table in zip(total, tables, strict=True)]
     algorithm.stop()
     mean = tuple(sum_ / (made.iterations - skipped) for sum_ in total)
-    return {"largest": max(found[skipped:]), "last": found[-1], "mean_policy": scenario.game.figures(mean)["exploitability"]}
+    return {
+        "largest": max(found[skipped:]),
+        "last": found[-1],
+        "mean_policy": scenario.game.figures(mean)["exploitability"],
+    }
 
 
 def message_game(arm: str, seed: int) -> dict[str, Any]:
@@ -65,17 +75,27 @@ def message_game(arm: str, seed: int) -> dict[str, Any]:
         found = cross_play_checkpoints(Path(folder) / "run")
     final = found["runs"][-1]["name"]
     accuracy = {cell["prover"]: cell["accuracy"]["estimate"] for cell in found["matrix"] if cell["verifier"] == final}
-    return {"final": accuracy[final], "with": {int(name): value for name, value in accuracy.items()}, "least": min(accuracy.values())}
+    return {
+        "final": accuracy[final],
+        "with": {int(name): value for name, value in accuracy.items()},
+        "least": min(accuracy.values()),
+    }
 
 
 def first_prover(seed: int) -> dict[str, Any]:
-    """A fresh verifier that learns against the frozen prover of iteration 10 alone: how right can one be with that prover?"""
+    """A fresh verifier that learns against the frozen prover of iteration 10 alone: how right can one be with that
+    prover?"""
     keys = (f"seed={seed}", "checkpoint.interval=10", "runtime.num_threads=1")
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         run_experiment(config("message_game", "iterations=10", *keys), run, quiet=True)
-        frozen = (f"initial_weights={{prover: {{run_dir: {run}}}}}", "scenario.agents.prover.agent_lr_factor={actor: 0, critic: 0}")
-        result = run_experiment(config("message_game", "iterations=300", *keys, *frozen), Path(folder) / "alone", quiet=True)
+        frozen = (
+            f"initial_weights={{prover: {{run_dir: {run}}}}}",
+            "scenario.agents.prover.agent_lr_factor={actor: 0, critic: 0}",
+        )
+        result = run_experiment(
+            config("message_game", "iterations=300", *keys, *frozen), Path(folder) / "alone", quiet=True
+        )
     return {"sampled": result.metrics["train/verifier/accuracy"], "likeliest": result.metrics["eval/verifier/accuracy"]}
 
 
@@ -83,7 +103,9 @@ def main() -> None:
     """Run the arms that are asked for, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("game", choices=["rock_paper_scissors", "matching_pennies", "message_game"])
-    parser.add_argument("--arms", nargs="+", default=["past", "plain"], choices=[*dict.fromkeys([*ARMS, *MESSAGE_ARMS])])
+    parser.add_argument(
+        "--arms", nargs="+", default=["past", "plain"], choices=[*dict.fromkeys([*ARMS, *MESSAGE_ARMS])]
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
     if unknown := set(args.arms) - {*(MESSAGE_ARMS if args.game == "message_game" else ARMS)}:
@@ -97,7 +119,10 @@ def main() -> None:
                 found = first_prover(seed)
             else:
                 found = message_game(arm, seed) if args.game == "message_game" else matrix_game(args.game, arm, seed)
-            show(f"opponents {args.game}", {"arm": arm, "seed": seed, **found, "seconds": round(time.perf_counter() - began)})
+            show(
+                f"opponents {args.game}",
+                {"arm": arm, "seed": seed, **found, "seconds": round(time.perf_counter() - began)},
+            )
 
 
 if __name__ == "__main__":

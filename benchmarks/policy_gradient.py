@@ -1,11 +1,13 @@
-"""One iteration of policy gradient with a tiny model in memory: tokens per second against a plain loop of equal mathematics.
+"""One iteration of policy gradient with a tiny model in memory: tokens per second against a plain loop of equal
+mathematics.
 
     python benchmarks/policy_gradient.py [--dialogues 640] [--groups 8 1] [--threads 1]
 
-A transformer of 86,000 parameters and a word tokenizer; dialogues of two turns, prompts of about 50 and 60 tokens, replies of at most 3.
-`group` dialogues are about the same item. Plain: transformers' `generate` on the padded batch, then one padded forward and backward pass
-in torch for each turn's tokens, the same loss and optimizer. Both sides learn from the same number of tokens in the same process, in
-turns, five of each, medians. `share`: of our iteration's time, what passes in the model's forward and backward.
+A transformer of 86,000 parameters and a word tokenizer; dialogues of two turns, prompts of about 50 and 60 tokens,
+replies of at most 3. `group` dialogues are about the same item. Plain: transformers' `generate` on the padded batch,
+then one padded forward and backward pass in torch for each turn's tokens, the same loss and optimizer. Both sides learn
+from the same number of tokens in the same process, in turns, five of each, medians. `share`: of our iteration's time,
+what passes in the model's forward and backward.
 """
 
 import argparse
@@ -45,8 +47,9 @@ def write_model(folder: Path) -> Path:
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
     tokenizer.chat_template = CHAT_TEMPLATE
     config = transformers.LlamaConfig(
-        vocab_size=len(words), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-        max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+        vocab_size=len(words), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True,
+        pad_token_id=0, bos_token_id=None, eos_token_id=1,
     )  # fmt: skip
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
@@ -63,7 +66,12 @@ def chats(count: int, group: int, seed: int) -> list[Chat]:
     made = []
     for number in range(count):
         item = Random(f"{seed}-{number // group}")
-        made.append([{"role": "system", "content": words(Random(0), 12)}, {"role": "user", "content": words(item, item.randint(24, 40))}])
+        made.append(
+            [
+                {"role": "system", "content": words(Random(0), 12)},
+                {"role": "user", "content": words(item, item.randint(24, 40))},
+            ]
+        )
     return made
 
 
@@ -99,7 +107,10 @@ def plain(model: Any, chat: Any, optimizer: torch.optim.Optimizer, count: int, g
         for talk, prompt, reply, logprobs in zip(talks, prompts, new.tolist(), scores.tolist(), strict=True):
             size = reply.index(1) + 1 if 1 in reply else len(reply)
             drawn.append((prompt, reply[:size], logprobs[:size], draw.gauss(0, 1)))
-            talk += [{"role": "assistant", "content": chat.text(reply[:size])}, {"role": "user", "content": "w1 w2 w3 w4 w5"}]
+            talk += [
+                {"role": "assistant", "content": chat.text(reply[:size])},
+                {"role": "user", "content": "w1 w2 w3 w4 w5"},
+            ]
     num_tokens = sum(len(reply) for _, reply, _, _ in drawn)
     optimizer.zero_grad()
     longest = max(len(prompt) + len(reply) for prompt, reply, _, _ in drawn)
@@ -155,7 +166,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(machine())
     with tempfile.TemporaryDirectory() as name:
-        folder, provider = write_model(Path(name) / "model"), LocalProvider(method="full", max_batch_size=options.dialogues)
+        folder, provider = (
+            write_model(Path(name) / "model"),
+            LocalProvider(method="full", max_batch_size=options.dialogues),
+        )
         model, other = PolicyModel(folder, provider, trained=True), PolicyModel(folder, provider, trained=True)
         optimizer = torch.optim.AdamW(other._learned.values(), lr=1e-4)
         for group in options.groups:
@@ -170,8 +184,16 @@ def main() -> None:
                     )
                     found.append(made / (time.perf_counter() - start))
             ours_, plain_ = (statistics.median(found[1:]) for found in rates.values())
-            figures = {"group": group, "tokens_per_s": round(ours_), "plain": round(plain_), "ratio": round(ours_ / plain_, 2)}
-            show("policy gradient, an iteration", {**figures, "forward_and_backward": round(share(model, options.dialogues, group), 2)})
+            figures = {
+                "group": group,
+                "tokens_per_s": round(ours_),
+                "plain": round(plain_),
+                "ratio": round(ours_ / plain_, 2),
+            }
+            show(
+                "policy gradient, an iteration",
+                {**figures, "forward_and_backward": round(share(model, options.dialogues, group), 2)},
+            )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""All protocols on equal terms, on graph isomorphism and on digits: the trials of `tune_configs/protocols_*.yaml`, recorded as they end.
+"""All protocols on equal terms, on graph isomorphism and on digits: the trials of `tune_configs/protocols_*.yaml`,
+recorded as they end.
 
     nip-ray data graph-isomorphism --pairs 1000 --seed 1 --exclude PUBLISHED_TEST.npz --out VALIDATION.npz
-    python benchmarks/protocol_table.py gi train --test PUBLISHED_TEST.npz --out runs  # five seeds of each by the recipe
-    python benchmarks/protocol_table.py gi tune --test VALIDATION.npz --out runs       # which learning rate by PPO alone, for each protocol
-    python benchmarks/protocol_table.py gi plain --test PUBLISHED_TEST.npz --out runs  # five seeds of each by PPO alone
-    python benchmarks/protocol_table.py digits train --out runs                        # the rest alike; tuning holds training images out
+    python benchmarks/protocol_table.py gi train --test PUBLISHED_TEST.npz --out runs  # five seeds by the recipe
+    python benchmarks/protocol_table.py gi tune --test VALIDATION.npz --out runs       # learning rates by PPO alone
+    python benchmarks/protocol_table.py gi plain --test PUBLISHED_TEST.npz --out runs  # five seeds by PPO alone
+    python benchmarks/protocol_table.py digits train --out runs                        # the rest alike
     python benchmarks/protocol_table.py page                                           # docs/results.md and its figures
 
-PPO alone has neither the search nor the gradient of every verdict, encodes all channels at once, and has twice the episodes, so that it has
-at least as much time. What has ended stands in `benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the
-trials may be spread over many days and machines. An interrupted command continues with the trials that had not ended.
+Tuning of digits holds training images out. PPO alone has neither the search nor the gradient of every verdict, encodes
+all channels at once, and has twice the episodes, so that it has at least as much time. What has ended stands in
+`benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the trials may be spread over
+many days and machines. An interrupted command continues with the trials that had not ended.
 """
 
 import argparse
@@ -45,7 +47,9 @@ def main() -> None:
     parser.add_argument("task", choices=[*RATES, "page"])
     parser.add_argument("command", choices=PARTS, nargs="?")
     parser.add_argument(
-        "--test", type=Path, help="Held-out pairs of graphs: for tuning a validation split, for training the published one."
+        "--test",
+        type=Path,
+        help="Held-out pairs of graphs: for tuning a validation split, for training the published one.",
     )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="Where the sweeps' folders are made.")
     parser.add_argument("--seeds", type=int, nargs="+", help="Five, and three others for tuning.")
@@ -81,8 +85,13 @@ def training_digits(out: Path) -> Path:
     from nip_ray.settings.image_classification import ImageDataSettings
 
     images, _ = load_images(ImageDataSettings())
-    rows = [{"image": {"bytes": png(pixels_HW * (255 // images.levels)), "path": None}} for pixels_HW in images.pixels_ICHW[:, 0]]
-    table = pyarrow.Table.from_pylist([{**row, "label": label} for row, label in zip(rows, images.class_I.tolist(), strict=True)])
+    rows = [
+        {"image": {"bytes": png(pixels_HW * (255 // images.levels)), "path": None}}
+        for pixels_HW in images.pixels_ICHW[:, 0]
+    ]
+    table = pyarrow.Table.from_pylist(
+        [{**row, "label": label} for row, label in zip(rows, images.class_I.tolist(), strict=True)]
+    )
     out.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(table, out / "digits-training.parquet")
     return out / "digits-training.parquet"
@@ -95,8 +104,11 @@ def png(pixels_HW: Any) -> bytes:
     return file.getvalue()
 
 
-def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cases: Sequence[str] | None) -> dict[str, Any]:
-    """The sweep of the trials of a seed that are not recorded; empty where none is missing. held_out: changes of scenario.data."""
+def missing(
+    task: str, command: str, seed: int, held_out: Mapping[str, str], cases: Sequence[str] | None
+) -> dict[str, Any]:
+    """The sweep of the trials of a seed that are not recorded; empty where none is missing. held_out: changes of
+    scenario.data."""
     data = yaml.safe_load((ROOT / "tune_configs" / f"protocols_{task}.yaml").read_text())
     known, usual = recorded(task), float(data["algorithm"]["lr"])
     done = {(row["case"], row["lr"]) for row in known[command] if row["seed"] == seed}
@@ -108,7 +120,9 @@ def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cas
         data["evaluation"]["attack"] = {"enabled": False}
     made = {}
     for case, change in data["sweep"]["cases"].items():
-        rates = RATES[task] if command == "tune" else (tuned(known["tune"], case, usual) if command == "plain" else usual,)
+        rates = (
+            RATES[task] if command == "tune" else (tuned(known["tune"], case, usual) if command == "plain" else usual,)
+        )
         for rate in rates:
             if (cases is None or case in cases) and (case, rate) not in done:
                 made[f"{case} | {rate:g}"] = laid_over(change, {"algorithm": {"lr": rate}})
@@ -127,7 +141,8 @@ def alone(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def tuned(rows: Sequence[Mapping[str, Any]], case: str, usual: float) -> float:
-    """The learning rate with the best median accuracy over the tuning seeds; `usual` where the protocol was not tuned."""
+    """The learning rate with the best median accuracy over the tuning seeds; `usual` where the protocol was not
+    tuned."""
     found: dict[float, list[float]] = {}
     for row in rows:
         if row["case"] == case:
@@ -155,7 +170,9 @@ def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
         made = None
         try:
             while process.poll() is None:
-                made = made or next((path for path in folder.parent.glob(f"{folder.name}*/sweep.yaml") if path not in earlier), None)
+                made = made or next(
+                    (path for path in folder.parent.glob(f"{folder.name}*/sweep.yaml") if path not in earlier), None
+                )
                 if made is not None:
                     record(made.parent, task, command)
                 try:
@@ -179,7 +196,9 @@ def record(folder: Path, task: str, command: str) -> None:
     for row in ended(folder, command):
         if (row["case"], row["lr"], row["seed"]) not in seen:
             rows.append(row)
-            print(json.dumps({key: row[key] for key in ("case", "lr", "seed", "accuracy", "soundness_error")}), flush=True)
+            print(
+                json.dumps({key: row[key] for key in ("case", "lr", "seed", "accuracy", "soundness_error")}), flush=True
+            )
     rows.sort(key=lambda row: (row["case"], row["lr"], row["seed"]))
     lines = (f' "{part}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in known[part]) + "\n ]" for part in PARTS)
     record_of(task).write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -195,7 +214,10 @@ def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
         document = json.loads((run_dir / "evaluation.json").read_text())
         metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         case = case_of(folder, run_dir.name).split(" | ")[0]
-        figures = {key: kept(document["greedy"].get(f"verifier/{key}")) for key in ("accuracy", "completeness", "soundness", "undecided")}
+        figures = {
+            key: kept(document["greedy"].get(f"verifier/{key}"))
+            for key in ("accuracy", "completeness", "soundness", "undecided")
+        }
         yield {
             "case": case,
             "lr": config["algorithm"]["lr"],
@@ -204,21 +226,31 @@ def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
             "env_steps": config["iterations"] * config["play"]["num_copies"] * rounds_of(config),
             **figures,
             "searched": kept(document.get("searched", {}).get("verifier/accuracy")),
-            "soundness_error": kept(document.get("soundness_error")) | {"by": (document.get("soundness_error") or {}).get("by")},
+            "soundness_error": (
+                kept(document.get("soundness_error")) | {"by": (document.get("soundness_error") or {}).get("by")}
+            ),
             "completeness_error": completeness_error(document),
-            "curve": [[row["iteration"], row["eval/verifier/accuracy"]] for row in metrics if "eval/verifier/accuracy" in row],
+            "curve": [
+                [row["iteration"], row["eval/verifier/accuracy"]] for row in metrics if "eval/verifier/accuracy" in row
+            ],
             "overlap": document.get("overlap"),
             "minutes": round(sum(row.get("time/iteration_s", 0.0) for row in metrics) / 60, 2),
         }
 
 
 def completeness_error(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The share of true claims that are not accepted over all messages, else under the attacker chosen; empty where nobody attacks them."""
+    """The share of true claims that are not accepted over all messages, else under the attacker chosen; empty where
+    nobody attacks them."""
     every = document.get("attack", {}).get("completeness", {}).get("every_message")
     right = every or document.get("completeness_under_attack")
     if right is None:
         return {}
-    ends = {"estimate": 1 - right["estimate"], "lower": 1 - right["upper"], "upper": 1 - right["lower"], "n": right["n"]}
+    ends = {
+        "estimate": 1 - right["estimate"],
+        "lower": 1 - right["upper"],
+        "upper": 1 - right["lower"],
+        "n": right["n"],
+    }
     return ends | {"by": "every_message" if every else right.get("attacker")}
 
 

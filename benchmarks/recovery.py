@@ -4,10 +4,13 @@
     python benchmarks/recovery.py --quick                 # the message game, one kill of each kind: does it work?
 
 Decisions that matter here:
-- processes are killed with SIGKILL while they work, at a random moment of an iteration, and the clock starts at the kill;
-- "next" is the end of the first iteration that was finished after the kill, "whole" is when all env runners answer again;
+- processes are killed with SIGKILL while they work, at a random moment of an iteration, and the clock starts at the
+  kill;
+- "next" is the end of the first iteration that was finished after the kill, "whole" is when all env runners answer
+  again;
 - beside them stands the median of an undisturbed iteration: what a kill costs is next less than one of those;
-- one thread a process, and Ray on this machine: what a network adds is not in it, nor how long a cloud needs for another machine.
+- one thread a process, and Ray on this machine: what a network adds is not in it, nor how long a cloud needs for
+  another machine.
 """
 
 import argparse
@@ -40,7 +43,13 @@ from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 
 GI = ("pretraining.agents=[]", "scenario.data.num_train=2000", "scenario.data.num_test=100")
-COMMON = ("iterations=100000", "algorithm.anneal_lr=false", "evaluation.interval=0", "checkpoint.interval=1", "runtime.num_threads=1")
+COMMON = (
+    "iterations=100000",
+    "algorithm.anneal_lr=false",
+    "evaluation.interval=0",
+    "checkpoint.interval=1",
+    "runtime.num_threads=1",
+)
 RUNNER, LEARNER, TRIAL = "ray::ProtocolEnvRunner", "ray::_WrappedExecutable", "ray::ExperimentTrainable"
 Times = dict[str, float]
 
@@ -52,7 +61,11 @@ def experiment(name: str, *overrides: str) -> ExperimentConfig:
 
 def kill_one(kind: str, dice: random.Random) -> float:
     """SIGKILL one of this process's Ray workers of that class; returns when."""
-    workers = [process for process in psutil.Process().children(recursive=True) if (process.cmdline() or [""])[0].startswith(kind)]
+    workers = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if (process.cmdline() or [""])[0].startswith(kind)
+    ]
     dice.choice(sorted(workers, key=lambda process: process.pid)).send_signal(signal.SIGKILL)
     return time.perf_counter()
 
@@ -73,7 +86,10 @@ class Later:
 @contextmanager
 def session(settings: ExperimentConfig) -> Iterator[Session]:
     """A session after its first iterations."""
-    with tempfile.TemporaryDirectory() as folder, RunFolder.create(Path(folder) / "run", config_to_yaml(settings)) as run:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RunFolder.create(Path(folder) / "run", config_to_yaml(settings)) as run,
+    ):
         made = Session(settings, run, quiet=True)
         try:
             made.start()
@@ -92,7 +108,9 @@ def undisturbed_s(made: Session) -> float:
 def runner_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
     """One of two env runners is killed, again and again."""
     found = []
-    with session(experiment(name, "play.num_env_runners=2", f"fault_tolerance.max_env_runner_restarts={kills}")) as made:
+    with session(
+        experiment(name, "play.num_env_runners=2", f"fault_tolerance.max_env_runner_restarts={kills}")
+    ) as made:
         group, usual = made.algorithm.env_runner_group, undisturbed_s(made)
         for _ in range(kills):
             later, next_at = Later(dice, usual, lambda: kill_one(RUNNER, dice)), 0.0
@@ -101,7 +119,9 @@ def runner_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
                 if time.perf_counter() > later.at and not next_at:
                     next_at = time.perf_counter()
                     made.step()  # if it was struck after playing, the loss is noticed in this one
-            found.append({"next_s": next_at - later.at, "whole_s": time.perf_counter() - later.at, "iteration_s": usual})
+            found.append(
+                {"next_s": next_at - later.at, "whole_s": time.perf_counter() - later.at, "iteration_s": usual}
+            )
     return found
 
 
@@ -231,7 +251,8 @@ def main() -> None:
         for name in names:
             for lost in arguments.only:
                 times = found[name][lost] = LOSSES[lost](name, kills, random.Random(arguments.seed))
-                print(f"{name:<16}{lost:<12}{times[0]['iteration_s']:>10.2f}{shown(times, 'next_s'):>18}{shown(times, 'whole_s'):>18}")
+                next_s, whole_s = shown(times, "next_s"), shown(times, "whole_s")
+                print(f"{name:<16}{lost:<12}{times[0]['iteration_s']:>10.2f}{next_s:>18}{whole_s:>18}")
     finally:
         ray.shutdown()
     for name in names:

@@ -1,4 +1,5 @@
-"""What a replay buffer costs: rows added and sampled a second, evenly and by priority, and beside them a binary sum tree in plain Python.
+"""What a replay buffer costs: rows added and sampled a second, evenly and by priority, and beside them a binary sum
+tree in plain Python.
 
 python benchmarks/replay.py --capacity 100000 --batch 256
 """
@@ -82,7 +83,8 @@ def main() -> None:
         show(f"replay: python tree over tensor tree, {what}", {"ratio": round(ratio, 1)})
     for what in ("add", "sample"):
         show(
-            f"replay: prioritised over uniform, {what}", {"ratio": round(medians[f"prioritised: {what}"] / medians[f"uniform: {what}"], 2)}
+            f"replay: prioritised over uniform, {what}",
+            {"ratio": round(medians[f"prioritised: {what}"] / medians[f"uniform: {what}"], 2)},
         )
 
 
@@ -90,7 +92,10 @@ def _ways(capacity: int, batch: int, device: str) -> dict[str, Callable[[], Any]
     draw = torch.Generator().manual_seed(0)
     rows = {name: torch.ones(batch, *field.shape).to(device, field.dtype) for name, field in SCHEMA.items()}
     many = {name: torch.ones(capacity, *field.shape).to(field.dtype) for name, field in SCHEMA.items()}
-    buffers = {"uniform": Replay(SCHEMA, capacity, device), "prioritised": Replay(SCHEMA, capacity, device, Priorities(0.6, 1e-6))}
+    buffers = {
+        "uniform": Replay(SCHEMA, capacity, device),
+        "prioritised": Replay(SCHEMA, capacity, device, Priorities(0.6, 1e-6)),
+    }
     ways: dict[str, Callable[[], Any]] = {}
     for name, buffer in buffers.items():
         buffer.add(many)

@@ -1,9 +1,10 @@
-"""How long a report takes, and how large it is: a run of 1,000 iterations with 20 graph transcripts, and a comparison of six runs.
+"""How long a report takes, and how large it is: a run of 1,000 iterations with 20 graph transcripts, and a comparison
+of six runs.
 
     python benchmarks/report.py
 
-Prints one JSON object. The figures to reach: 5 s and 3 MB for a report. Times are of a fresh process, as a user waits for it;
-``cpu_s`` tells what another program on the machine adds to them.
+Prints one JSON object. The figures to reach: 5 s and 3 MB for a report. Times are of a fresh process, as a user waits
+for it; ``cpu_s`` tells what another program on the machine adds to them.
 """
 
 import json
@@ -62,8 +63,17 @@ def run_folder(path: Path, seed: int) -> Path:
     (path / "transcripts").mkdir(parents=True)
     noise = torch.rand(ITERATIONS, 12, generator=torch.Generator().manual_seed(seed)).tolist()
     rows = [row(i + 1, values) for i, values in enumerate(noise)]
-    table = {f"verifier/{name}": proportion(700 + seed, 1000).record() for name in ("accuracy", "completeness", "soundness")}
-    document = {"format": "nip_ray.evaluation", "version": 1, "iteration": ITERATIONS, "split": "test", "greedy": table, "sampled": table}
+    table = {
+        f"verifier/{name}": proportion(700 + seed, 1000).record() for name in ("accuracy", "completeness", "soundness")
+    }
+    document = {
+        "format": "nip_ray.evaluation",
+        "version": 1,
+        "iteration": ITERATIONS,
+        "split": "test",
+        "greedy": table,
+        "sampled": table,
+    }
     config = {"name": "long", "seed": seed, "iterations": ITERATIONS, "protocol": {"name": "nip"}}
     contents = {
         "config.yaml": yaml.safe_dump(config),
@@ -80,10 +90,24 @@ def run_folder(path: Path, seed: int) -> Path:
 def row(iteration: int, noise: list[float]) -> dict[str, float]:
     """One iteration's figures."""
     level = 0.5 + 0.4 * iteration / ITERATIONS
-    names = ("accuracy", "completeness", "soundness", "undecided", "accuracy/wl_score=-1", "accuracy/wl_score=1", "accuracy/wl_score=2")
+    names = (
+        "accuracy",
+        "completeness",
+        "soundness",
+        "undecided",
+        "accuracy/wl_score=-1",
+        "accuracy/wl_score=1",
+        "accuracy/wl_score=2",
+    )
     shares = {f"verifier/{name}": level + 0.05 * x for name, x in zip(names, noise, strict=False)}
     shares |= {"episode_length": 8 - 4 * level, "verifier/return": level, "prover/return": 1 - level}
-    made: dict[str, float] = {"iteration": iteration, "version": 1, "time/iteration_s": 0.3, "time/sample_s": 0.1, "time/learn_s": 0.18}
+    made: dict[str, float] = {
+        "iteration": iteration,
+        "version": 1,
+        "time/iteration_s": 0.3,
+        "time/sample_s": 0.1,
+        "time/learn_s": 0.18,
+    }
     made |= {f"train/{name}": value for name, value in shares.items()}
     made |= {f"learn/{agent}/entropy": 2.5 - level for agent in ("verifier", "prover")}
     return made | ({f"eval/{name}": value for name, value in shares.items()} if iteration % 10 == 0 else {})
@@ -99,7 +123,9 @@ def episode(instance: int) -> dict[str, object]:
             "channel": "main",
             "message": [(instance + r) % 7 + 11 * (r % 2)],
         }
-        rounds.append({"round": r, "turns": [turn | ({"decision": "continue", "probabilities": chances} if r % 2 == 0 else {})]})
+        rounds.append(
+            {"round": r, "turns": [turn | ({"decision": "continue", "probabilities": chances} if r % 2 == 0 else {})]}
+        )
     judged = {"label": instance % 2, "verdict": ("reject", "accept")[instance % 3 % 2], "correct": instance % 3 == 0}
     return {"instance": instance, **judged, "length": ROUNDS, "rounds": rounds, "version": 1}
 

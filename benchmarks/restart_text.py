@@ -2,8 +2,8 @@
 
     python benchmarks/restart_text.py [--repeats 3]
 
-The run is `ei_cv_offline.yaml` with few dialogues: its local model has to be loaded and Ray to be restarted. The process is killed with
-SIGKILL in the middle of a sampling.
+The run is `ei_cv_offline.yaml` with few dialogues: its local model has to be loaded and Ray to be restarted. The
+process is killed with SIGKILL in the middle of a sampling.
 """
 
 import argparse
@@ -31,7 +31,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder) / "run"
         settings = [part for name in SMALL for part in ("--set", f"algorithm.{name}")]
-        until_reply(["train", str(CONFIG), "--run-dir", str(run_dir), "--set", "scenario.data.num_train=20", *settings], run_dir)
+        until_reply(
+            ["train", str(CONFIG), "--run-dir", str(run_dir), "--set", "scenario.data.num_train=20", *settings], run_dir
+        )
         seconds = [until_reply(["resume", str(run_dir)], run_dir) for _ in range(arguments.repeats)]
     median, spread = statistics.median(seconds), [round(min(seconds), 2), round(max(seconds), 2)]
     show("resume to first new reply", {"median_s": round(median, 2), "spread_s": spread})
@@ -42,7 +44,10 @@ def until_reply(command: list[str], run_dir: Path) -> float:
     """Seconds until there is one reply more than before; the process is then killed."""
     before, began = replies(run_dir), time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "nip_ray.cli", *command, "-q"], cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "nip_ray.cli", *command, "-q"],
+        cwd=ROOT,
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
     )
     try:
         while replies(run_dir) <= before:
@@ -58,7 +63,11 @@ def until_reply(command: list[str], run_dir: Path) -> float:
 
 def replies(run_dir: Path) -> int:
     """How many replies are recorded."""
-    return sum(line.count(b'"event":"reply"') for path in run_dir.glob("calls/*.jsonl") for line in path.read_bytes().splitlines())
+    return sum(
+        line.count(b'"event":"reply"')
+        for path in run_dir.glob("calls/*.jsonl")
+        for line in path.read_bytes().splitlines()
+    )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""Kill at a random moment, resume as its documentation recommends, and compare with an undisturbed run: ours, and its peers.
+"""Kill at a random moment, resume as its documentation recommends, and compare with an undisturbed run: ours, and its
+peers.
 
     python benchmarks/resume_table.py                                        # all that this environment has
     python -m venv /tmp/skrl && /tmp/skrl/bin/pip install torch==2.13.0 skrl==2.1.1 gymnasium
     python benchmarks/resume_table.py --peer skrl --python /tmp/skrl/bin/python
 
-Each peer needs an interpreter that has it, `--python`, and is left out by name where it is missing. `NEEDS` says what to install.
+Each peer needs an interpreter that has it, `--python`, and is left out by name where it is missing. `NEEDS` says what
+to install.
 
 Decisions that matter here:
-- a part, `_resume_NAME.py`, trains in its own process, saves after each iteration, and writes what it has after each iteration; and again
-  at the moment in which it stands where it resumes. So what is lost is told from what differs later because of it;
-- SIGKILL goes to all of its processes, at a moment drawn from the seed: after an iteration, and a share of an iteration's time later;
+- a part, `_resume_NAME.py`, trains in its own process, saves after each iteration, and writes what it has after each
+  iteration; and again at the moment in which it stands where it resumes. So what is lost is told from what differs
+  later because of it;
+- SIGKILL goes to all of its processes, at a moment drawn from the seed: after an iteration, and a share of an
+  iteration's time later;
 - the undisturbed run is made twice: where these two differ, the curve says nothing;
 - the curve's figures are compared one by one, by their difference over max(1, size). Times are no figures.
 """
@@ -61,7 +65,8 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def drift(before: Row, after: Row) -> float:
-    """The largest difference of two rows' figures, each over max(1, size); NaN equals NaN; infinite where one lacks a figure."""
+    """The largest difference of two rows' figures, each over max(1, size); NaN equals NaN; infinite where one lacks a
+    figure."""
     if before.keys() != after.keys():
         return math.inf
     return max((_apart(before[key], after[key]) for key in before), default=0.0)
@@ -87,15 +92,19 @@ def curve(whole: Sequence[Row], other: Sequence[Row]) -> str:
 
 
 def compare(whole: Sequence[Row], restored: Row, after: Sequence[Row]) -> dict[str, str]:
-    """One line of the table. whole: rows of an undisturbed run. restored: what stood where it resumed. after: the rows from there on.
+    """One line of the table. whole: rows of an undisturbed run. restored: what stood where it resumed. after: the rows
+    from there on.
 
-    State is compared at the resume, counters and learning rates also in the rows after it; "-" where there is nothing to compare.
+    State is compared at the resume, counters and learning rates also in the rows after it; "-" where there is nothing
+    to compare.
     """
     expected = {row["iteration"]: row for row in whole}
     saved = expected[restored["iteration"]]
     shared = [(expected[row["iteration"]], row) for row in after if row["iteration"] in expected]
     found = {name: _same(saved.get(name), restored.get(name)) for name in ("optimizer", "generators", "replay")}
-    ends = {row["iteration"] for row in after} == {row["iteration"] for row in whole if row["iteration"] > restored["iteration"]}
+    ends = {row["iteration"] for row in after} == {
+        row["iteration"] for row in whole if row["iteration"] > restored["iteration"]
+    }
     return {
         "counters": _course("counter", saved, restored, shared),
         "learning rate": _course("lr", saved, restored, shared),
@@ -113,7 +122,9 @@ def _course(name: str, saved: Row, restored: Row, shared: Sequence[tuple[Row, Ro
 
 
 def _shown(value: Any) -> str:
-    return ", ".join(f"{one:.3g}" if isinstance(one, float) else str(one) for one in (value if isinstance(value, list) else [value]))
+    return ", ".join(
+        f"{one:.3g}" if isinstance(one, float) else str(one) for one in (value if isinstance(value, list) else [value])
+    )
 
 
 def _same(before: Any, after: Any) -> str:
@@ -158,7 +169,9 @@ def kill_after(process: psutil.Popen, folder: Path, iteration: int, share: float
     deadline = time.monotonic() + LIMIT_S
     while len(rows_of(folder)) < iteration:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"ended before iteration {iteration}; {(folder / 'log').read_text(errors='replace')[-1500:]}")
+            raise RuntimeError(
+                f"ended before iteration {iteration}; {(folder / 'log').read_text(errors='replace')[-1500:]}"
+            )
         seen.setdefault(len(rows_of(folder)), time.monotonic())
         time.sleep(0.002)
     times = sorted(seen[count] for count in seen if count)
@@ -169,7 +182,9 @@ def kill_after(process: psutil.Popen, folder: Path, iteration: int, share: float
 
 def measured(name: str, python: str, seeds: Sequence[int], iterations: int, folder: Path) -> list[dict[str, str]]:
     """A line of the table for each kill."""
-    whole, again = (wait_for(start(python, name, folder / part, iterations), folder / part) for part in ("whole", "again"))
+    whole, again = (
+        wait_for(start(python, name, folder / part, iterations), folder / part) for part in ("whole", "again")
+    )
     repeatable, found = curve(whole, again), []
     for seed in seeds:
         dice, where = random.Random(f"{name} {seed}"), folder / f"killed{seed}"

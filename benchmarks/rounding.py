@@ -1,10 +1,11 @@
-"""Does training succeed on a processor that rounds otherwise? The quickstart with every first weight multiplied by 1 + 1e-6 noise.
+"""Does training succeed on a processor that rounds otherwise? The quickstart with every first weight multiplied by 1 +
+1e-6 noise.
 
     python benchmarks/rounding.py --draws 5
 
-Rounding differs between processors, numbers of threads and kernels, and a run that hangs by a thread falls to either side. Here it is made
-to differ on purpose: same seed, other noise in each draw. Shown are the last evaluation's accuracy and, over all messages, the soundness
-error.
+Rounding differs between processors, numbers of threads and kernels, and a run that hangs by a thread falls to either
+side. Here it is made to differ on purpose: same seed, other noise in each draw. Shown are the last evaluation's
+accuracy and, over all messages, the soundness error.
 """
 
 import argparse
@@ -54,7 +55,10 @@ def perturbed(draw: int, settings: list[str]) -> dict[str, Any]:
             config = load_config(ROOT / "tune_configs" / "quickstart.yaml", ["evaluation.interval=0", *settings])
             run = run_experiment(config, Path(folder) / "run", quiet=True)
             told = json.loads((run.run_dir / "evaluation.json").read_text(encoding="utf-8"))
-            return {"accuracy": run.metrics["eval/verifier/accuracy"], "soundness error": told["soundness_error"]["estimate"]}
+            return {
+                "accuracy": run.metrics["eval/verifier/accuracy"],
+                "soundness error": told["soundness_error"]["estimate"],
+            }
     finally:
         GraphIsomorphism.build_agent = build  # type: ignore[method-assign]
 

@@ -39,7 +39,10 @@ def main() -> None:
         for name, way in ways.items():
             times[name].append(timed(way) * 1e3)
     for name, found in times.items():
-        show(f"sandbox: {name}", {**_figures(found), "over_bare_ms": round(_median(found) - _median(times["bare interpreter"]), 1)})
+        show(
+            f"sandbox: {name}",
+            {**_figures(found), "over_bare_ms": round(_median(found) - _median(times["bare interpreter"]), 1)},
+        )
     for name in ways.keys() - {"bare interpreter"}:
         settings = SandboxSettings(isolation=name)
         seconds = timed(lambda settings=settings: [run_program("pass", settings=settings) for _ in range(100)])

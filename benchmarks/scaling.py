@@ -4,14 +4,18 @@
     python benchmarks/scaling.py --quick                            # the message game only, few copies: does it work?
 
 Decisions that matter here:
-- the machine drifts, so all variants are alive at once, take turns, and are judged by the ratio to (0, 0) of the same round;
-- every process has one thread, so that a row says what processes bring; one more row has all threads in the main process instead;
+- the machine drifts, so all variants are alive at once, take turns, and are judged by the ratio to (0, 0) of the same
+  round;
+- every process has one thread, so that a row says what processes bring; one more row has all threads in the main
+  process instead;
 - the copies of an iteration are the same in every variant: each of n runners plays an n-th of them;
-- bytes are those that Ray serialises: the driver's `SerializationContext` is watched, through which every `ray.put`, every argument of
-  an actor's constructor or method and every value that the driver reads passes. What learners send to each other (gradients) does not
-  pass the driver, and is counted by size. Runners and learners fetch what was put once for each node;
-- the parts for the model (`benchmarks/_scaling.py`) are timed in the main process, by empty calls and by bare all-reduces, never
-  taken from the rows that the model is checked against; only sending weights, which has no smaller parts, is a row's own.
+- bytes are those that Ray serialises: the driver's `SerializationContext` is watched, through which every `ray.put`,
+  every argument of an actor's constructor or method and every value that the driver reads passes. What learners send to
+  each other (gradients) does not pass the driver, and is counted by size. Runners and learners fetch what was put once
+  for each node;
+- the parts for the model (`benchmarks/_scaling.py`) are timed in the main process, by empty calls and by bare
+  all-reduces, never taken from the rows that the model is checked against; only sending weights, which has no smaller
+  parts, is a row's own.
 """
 
 import argparse
@@ -68,8 +72,9 @@ QUICK = ("play.num_copies=64", "algorithm.num_epochs=2", "algorithm.minibatch_si
 class Moved:
     """One value that went through the driver's serialisation.
 
-    kind: put, constructor, argument (of a method) or read. phase: what the driver was doing. what: the actor's class for a constructor,
-    else the value's type. size: bytes. Constructor arguments are listed whether they travel by value or as references to what was put.
+    kind: put, constructor, argument (of a method) or read. phase: what the driver was doing. what: the actor's class
+    for a constructor, else the value's type. size: bytes. Constructor arguments are listed whether they travel by value
+    or as references to what was put.
     """
 
     kind: str
@@ -124,7 +129,9 @@ class Traffic:
         """Within it, what moves is named by what `algorithm` is doing, and `seconds` has how long it did that."""
         with ExitStack() as stack:
             for method, phase in PHASES.items():
-                stack.enter_context(patch.object(algorithm, method, self._phase(getattr(algorithm, method), phase, seconds)))
+                stack.enter_context(
+                    patch.object(algorithm, method, self._phase(getattr(algorithm, method), phase, seconds))
+                )
             yield
 
     def _putting(self, put: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,7 +182,9 @@ class Traffic:
 class Case:
     """One variant, alive: its algorithm, and what was measured of it."""
 
-    def __init__(self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1, staleness: int = 0) -> None:
+    def __init__(
+        self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1, staleness: int = 0
+    ) -> None:
         self.name = name = Variant(runners, learners, threads, staleness)
         share = experiment.play.num_copies // max(1, name.runners)
         play = replace(experiment.play, num_env_runners=name.runners, num_copies=share, max_staleness=name.staleness)
@@ -197,7 +206,12 @@ class Case:
             whole = timed(self.algorithm.train)
         if counts:
             self.rounds.append(
-                {**seconds, "rest": whole - sum(seconds.values()), "iteration": whole, "env_steps": self.algorithm.row["env_steps"]}
+                {
+                    **seconds,
+                    "rest": whole - sum(seconds.values()),
+                    "iteration": whole,
+                    "env_steps": self.algorithm.row["env_steps"],
+                }
             )
 
     def bytes_moved(self) -> dict[str, int]:
@@ -219,7 +233,9 @@ class Case:
         """What it came to; alone: the rounds of (0, 0)."""
         whole = [found["iteration"] for found in self.rounds]
         ratio = statistics.median(mine / other["iteration"] for mine, other in zip(whole, alone, strict=True))
-        parts = {f"{name}_s": round(self.median(name), 5) for name in ("iteration", "sample", "learn", "weights", "rest")}
+        parts = {
+            f"{name}_s": round(self.median(name), 5) for name in ("iteration", "sample", "learn", "weights", "rest")
+        }
         return {
             **self.name._asdict(),
             "ratio": round(ratio, 3),
@@ -261,7 +277,8 @@ def _steps(algorithm: Any) -> int:
 
 
 class Fit:
-    """Times the parts of an iteration in the main process, with (0, 0)'s own runner and learner, and leaves its weights as they were."""
+    """Times the parts of an iteration in the main process, with (0, 0)'s own runner and learner, and leaves its weights
+    as they were."""
 
     def __init__(self, algorithm: Any) -> None:
         self.algorithm, self.learner = algorithm, local_learner(algorithm.learner_group)
@@ -304,7 +321,9 @@ class Fit:
         self.learner.settings = replace(settings, num_epochs=epochs, minibatch_size=frames)
         try:
             samples = [RolloutSamples(self.algorithm.rollout, 0)]
-            return timed(lambda: self.learner.update(episodes=samples, iteration=self.algorithm.train_iteration, lr=settings.lr))
+            return timed(
+                lambda: self.learner.update(episodes=samples, iteration=self.algorithm.train_iteration, lr=settings.lr)
+            )
         finally:
             self.learner.settings = settings
             self.algorithm.load_training_state(state)
@@ -328,9 +347,12 @@ def call_seconds(algorithm: Any) -> float:
     """An empty call to one of two runners, and its answer: two calls minus one, or half of two where that is noise."""
     group = algorithm.env_runner_group
     one = statistics.median(
-        timed(lambda: group.foreach_env_runner(_nothing, local_env_runner=False, remote_worker_ids=[1])) for _ in range(20)
+        timed(lambda: group.foreach_env_runner(_nothing, local_env_runner=False, remote_worker_ids=[1]))
+        for _ in range(20)
     )
-    two = statistics.median(timed(lambda: group.foreach_env_runner(_nothing, local_env_runner=False)) for _ in range(20))
+    two = statistics.median(
+        timed(lambda: group.foreach_env_runner(_nothing, local_env_runner=False)) for _ in range(20)
+    )
     return max(two - one, two / 2)
 
 
@@ -364,7 +386,9 @@ def measured_parts(cases: Mapping[Variant, Case], fit: Fit, calls: list[float], 
 # ------------------------------------------------------------------------------------------------------------ the runs
 
 
-def measure(experiment: ExperimentConfig, iterations: int, variants: tuple[Variant, ...]) -> tuple[list[dict[str, Any]], Parts]:
+def measure(
+    experiment: ExperimentConfig, iterations: int, variants: tuple[Variant, ...]
+) -> tuple[list[dict[str, Any]], Parts]:
     """All variants in turns, with a Ray of their own, which ends with them."""
     cases: dict[Variant, Case] = {}
     calls, reduces = [], []
@@ -420,7 +444,10 @@ def large(parts: Parts) -> None:
     """Print what the model says of many machines that have as much to do each as this one."""
     more = replace(parts, copies=64 * parts.copies, minibatch_copies=64 * parts.minibatch_copies)
     alone = iteration_time(more, Machines()).total
-    print(f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, 64 times the copies and minibatches")
+    print(
+        f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, 64 times the copies and"
+        " minibatches"
+    )
     for changes in ({}, {"ahead": True}):
         found = iteration_time(more, replace(LARGE, **changes))
         name, speed = " ".join(changes) or "in time", alone / found.total
@@ -430,7 +457,10 @@ def large(parts: Parts) -> None:
 def table(name: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows; milliseconds and kilobytes."""
     print(f"\n{name}: milliseconds, and the ratio to (0, 0) in the same round")
-    print("runners learners threads ahead iteration  sample   learn weights    rest  ratio  model  start s  constructors kB")
+    print(
+        "runners learners threads ahead iteration  sample   learn weights    rest  ratio  model  start s "
+        " constructors kB"
+    )
     for row in rows:
         parts = "".join(f"{row[f'{part}_s'] * 1e3:>8.1f}" for part in ("sample", "learn", "weights", "rest"))
         whole, size = row["iteration_s"] * 1e3, max(row["constructor_bytes"].values(), default=0) / 1e3
@@ -440,7 +470,10 @@ def table(name: str, rows: list[dict[str, Any]]) -> None:
         )
     print("bytes of an iteration")
     for row in (row for row in rows if row["runners"] + row["learners"]):
-        print(f"  ({row['runners']}, {row['learners']}): " + ", ".join(f"{key} {value:,}" for key, value in row["bytes"].items() if value))
+        print(
+            f"  ({row['runners']}, {row['learners']}): "
+            + ", ".join(f"{key} {value:,}" for key, value in row["bytes"].items() if value)
+        )
 
 
 def main() -> None:

@@ -1,16 +1,17 @@
-"""Who can tell where a chain of permutations leads, over its length: a verifier alone, one question (nip), a bisection debate.
+"""Who can tell where a chain of permutations leads, over its length: a verifier alone, one question (nip), a bisection
+debate.
 
-    nip-ray train tune_configs/pg_state_tracking.yaml --set seed=0 --set providers.local.num_threads=1 --run-dir RUN   # then
+    nip-ray train tune_configs/pg_state_tracking.yaml --set seed=0 --set providers.local.num_threads=1 --run-dir RUN
     python benchmarks/state_tracking.py run --runs RUN ... >> rows.jsonl
     python benchmarks/state_tracking.py alone nip before --seeds 0 1 2 --lengths 2 4 8 16 >> rows.jsonl
     python benchmarks/state_tracking.py figure --runs RUN ... --rows rows.jsonl --out docs/state-tracking.svg
 
-A line of JSON for each arm, seed and length n, on chains whose start and moves no training chain of the run has, in any stage of its
-curriculum, half of them with a false claim: accuracy of sampled play with its 95 % interval (Clopper and Pearson), and the exact worst
-case, over every lie and every opponent. `run`: the final models of finished runs, which learned at n = 16, at other lengths too.
-`before`: the same config after its warm-up, before any policy gradient (its iterations hardly move a weight). `alone`: a verifier of the
-same size without provers, supervised with labels. `nip`: it asks for one move; its prover and it learn from examples, then by policy
-gradient.
+A line of JSON for each arm, seed and length n, on chains whose start and moves no training chain of the run has, in any
+stage of its curriculum, half of them with a false claim: accuracy of sampled play with its 95 % interval (Clopper and
+Pearson), and the exact worst case, over every lie and every opponent. `run`: the final models of finished runs, which
+learned at n = 16, at other lengths too. `before`: the same config after its warm-up, before any policy gradient (its
+iterations hardly move a weight). `alone`: a verifier of the same size without provers, supervised with labels. `nip`:
+it asks for one move; its prover and it learn from examples, then by policy gradient.
 """
 
 import argparse
@@ -39,7 +40,12 @@ from nip_ray.text.parts import load_state, prepare
 from nip_ray.text.training.trainer import begin
 
 CONFIG = ROOT / "tune_configs" / "pg_state_tracking.yaml"
-SUPERVISED = ("algorithm.curriculum=[]", "algorithm.agents={}", "algorithm.warmup_steps=2000", "scenario.num_train=20000")
+SUPERVISED = (
+    "algorithm.curriculum=[]",
+    "algorithm.agents={}",
+    "algorithm.warmup_steps=2000",
+    "scenario.num_train=20000",
+)
 ARMS: dict[str, tuple[str, ...]] = {
     "before": (
         "algorithm.curriculum.0.until_iteration=1",
@@ -81,21 +87,28 @@ def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
             taught = [*trainer.items["train"], *(item for _, (_, items) in trainer._stages for item in items)]
             seen = {(item.states, item.moves) for item in taught}
             chains = trainer.kind.items(task.scenario, config.seed)["test"]
-            trainer.items["test"] = chains = [item for item in chains if (item.states, item.moves) not in seen][:num_test]
+            trainer.items["test"] = chains = [item for item in chains if (item.states, item.moves) not in seen][
+                :num_test
+            ]
             trainer.rule = replace(trainer.rule, num_test_items=None)
             found = trainer.test(config.iterations - 1)
             trainer.close()
     n = len(chains)
     right = proportion(round(found["eval_sampled/verifier/accuracy"] * n), n)
-    exact = {name.rpartition("/")[2]: round(value, 4) for name, value in found.items() if name.startswith("eval/worst_case/")}
+    exact = {
+        name.rpartition("/")[2]: round(value, 4) for name, value in found.items() if name.startswith("eval/worst_case/")
+    }
     about = {"n": length, "items": n, "false": sum(item.y == 0 for item in chains)}
     return {**about, "accuracy": right.estimate, "interval": [round(right.lower, 3), round(right.upper, 3)], **exact}
 
 
 def arm(name: str, seed: int, length: int, num_test: int) -> dict[str, Any]:
     """Train an arm at one length, and measure it there."""
-    few = [f"scenario.num_train={5 * 4**length - num_test}", f"scenario.num_test={num_test}"] if length < 8 else []  # all that there are
-    made = changed(load_config(CONFIG).model_dump(mode="json"), *ARMS[name], f"seed={seed}", "providers.local.num_threads=1")
+    # all that there are
+    few = [f"scenario.num_train={5 * 4**length - num_test}", f"scenario.num_test={num_test}"] if length < 8 else []
+    made = changed(
+        load_config(CONFIG).model_dump(mode="json"), *ARMS[name], f"seed={seed}", "providers.local.num_threads=1"
+    )
     config = changed(made.model_dump(mode="json"), *rounds_of(made.protocol.name, length), *few)
     with tempfile.TemporaryDirectory() as place:
         run_experiment(config, Path(place) / "run", quiet=True)
@@ -136,7 +149,9 @@ def draw(runs: Sequence[Path], rows: Path, out: Path) -> None:
             text = str(n) if iteration else f"n = {n}"
             over_time.axvline(iteration, color="0.8", linewidth=0.8)
             over_time.text(iteration + 5, 1.02, text, color="0.4")
-        over_time.set(xlabel="iteration", ylabel=f"exact worst case at n = {trained_at[-1]}, {len(runs)} seeds", ylim=(0, 1.08))
+        over_time.set(
+            xlabel="iteration", ylabel=f"exact worst case at n = {trained_at[-1]}, {len(runs)} seeds", ylim=(0, 1.08)
+        )
         over_time.legend(loc="center left")
         table = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
         for name, label, style in (
@@ -146,7 +161,9 @@ def draw(runs: Sequence[Path], rows: Path, out: Path) -> None:
             ("alone", "verifier alone (sampled)", {"color": "0.4", "marker": "x"}),
         ):
             mine = [row for row in table if row["arm"] == name]
-            values = [(row["soundness"] + row["completeness"]) / 2 if "soundness" in row else row["accuracy"] for row in mine]
+            values = [
+                (row["soundness"] + row["completeness"]) / 2 if "soundness" in row else row["accuracy"] for row in mine
+            ]
             over_n.plot([row["n"] for row in mine], values, linestyle="none", markersize=5, label=label, **style)
         lengths = [2, 4, 8, 16]
         over_n.plot(lengths, [(1 + 1 / n) / 2 for n in lengths], "C1--", linewidth=0.8, label="one question, in theory")

@@ -1,9 +1,10 @@
-"""What Tune adds to an iteration: one config through a plain loop in this process, and through the Tuner as the one trial of a sweep.
+"""What Tune adds to an iteration: one config through a plain loop in this process, and through the Tuner as the one
+trial of a sweep.
 
-Seconds an iteration are wall clock between the rows of metrics.jsonl, so all that lies between two iterations counts: the report, the
-scheduler, the checkpoint. `inside_s` is the median of time/iteration_s alone, `between_s` what is left of the median step from one row to
-the next. Evaluations and checkpoints come as the config asks for them, in both ways alike. The two ways take turns; the figure is the
-median over `--repeat` pairs.
+Seconds an iteration are wall clock between the rows of metrics.jsonl, so all that lies between two iterations counts:
+the report, the scheduler, the checkpoint. `inside_s` is the median of time/iteration_s alone, `between_s` what is left
+of the median step from one row to the next. Evaluations and checkpoints come as the config asks for them, in both ways
+alike. The two ways take turns; the figure is the median over `--repeat` pairs.
 
 python benchmarks/sweep_overhead.py --configs gi_published message_game --iterations 20 --repeat 3 --json overhead.json
 """
@@ -47,7 +48,8 @@ while not select.select([sys.stdin], [], [], 0.001)[0]:
         pass
 print(json.dumps(seen))
 """
-"""Notes when a file grows by a row. It looks a thousand times a second, which costs some parts in a thousand of a core."""
+"""Notes when a file grows by a row. It looks a thousand times a second, which costs some parts in a thousand of a
+core."""
 
 
 def main() -> None:
@@ -66,7 +68,10 @@ def main() -> None:
     for result in results:
         for way in ("plain", "tuner"):
             found, over = result[way], f"{result['overhead']:+.1%}" if way == "tuner" else ""
-            print(f"{result['config']:16} {way:6} {found['step_s']:12.4f} {found['inside_s']:9.4f} {found['between_s']:9.4f} {over:>9}")
+            print(
+                f"{result['config']:16} {way:6} {found['step_s']:12.4f} {found['inside_s']:9.4f}"
+                f" {found['between_s']:9.4f} {over:>9}"
+            )
     for result in results:
         show("sweep overhead", result)
     if arguments.json is not None:
@@ -82,14 +87,21 @@ def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
             plain = timed_rows(Path(folder) / "plain", lambda path: run_plainly(experiment, path))
             swept = Path(folder) / "sweep"
             tuner = timed_rows(
-                swept / "trials" / "00000", lambda _, swept=swept: run_as_trial(experiment, swept, arguments.iterations_per_report)
+                swept / "trials" / "00000",
+                lambda _, swept=swept: run_as_trial(experiment, swept, arguments.iterations_per_report),
             )
             pairs.append((plain, tuner))
     overheads = [tuner["step_s"] / plain["step_s"] - 1 for plain, tuner in pairs]
     middle = {
-        way: {key: statistics.median(pair[i][key] for pair in pairs) for key in pairs[0][i]} for i, way in enumerate(("plain", "tuner"))
+        way: {key: statistics.median(pair[i][key] for pair in pairs) for key in pairs[0][i]}
+        for i, way in enumerate(("plain", "tuner"))
     }
-    return {"config": name, "overhead": statistics.median(overheads), "overheads": [round(x, 4) for x in overheads], **middle}
+    return {
+        "config": name,
+        "overhead": statistics.median(overheads),
+        "overheads": [round(x, 4) for x in overheads],
+        **middle,
+    }
 
 
 def run_plainly(experiment: ExperimentConfig, path: Path) -> None:

@@ -1,4 +1,5 @@
-"""An algorithm of your own: advantage-weighted regression (Peng et al., 2019, arXiv:1910.00177) for agents that learn independently.
+"""An algorithm of your own: advantage-weighted regression (Peng et al., 2019, arXiv:1910.00177) for agents that learn
+independently.
 
 `examples/own_algorithm.yaml` trains with it: nip-ray train examples/own_algorithm.yaml
 """
@@ -31,7 +32,10 @@ class AWRLearner(ProtocolLearner):
 
     def prepare(self, rollout: Rollout) -> Prepared:
         """Rows, advantages and value targets of every agent that learns and had a turn."""
-        found = {agent: agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings) for agent in sorted(self.updated)}
+        found = {
+            agent: agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings)
+            for agent in sorted(self.updated)
+        }
         return Prepared({agent: data for agent, data in found.items() if data is not None})
 
     def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
@@ -40,7 +44,9 @@ class AWRLearner(ProtocolLearner):
         advantage_N = normalised_like(data.advantage_N[own], data.advantage_N[all_rows])
         weight_N = (advantage_N / self.settings.temperature).exp().clamp(max=20)
         objective = -(weight_N * policy.log_prob(data.rows.action_of(own))).mean()
-        value_loss = self.settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], self.settings)
+        value_loss = self.settings.critic_coefficient * critic(
+            value_N, data.value_N[own], data.target_N[own], self.settings
+        )
         metrics = {
             "objective": objective,
             "critic": value_loss,

@@ -1,4 +1,5 @@
-"""A scenario of your own for language models: is a sum what somebody claims it to be? The prover is told the answer, the verifier is not.
+"""A scenario of your own for language models: is a sum what somebody claims it to be? The prover is told the answer,
+the verifier is not.
 
 `examples/own_language_scenario.yaml` plays it: nip-ray train examples/own_language_scenario.yaml
 """
@@ -28,7 +29,9 @@ class ClaimSettings:
     largest: int = option(99, "The largest of them.", ge=9)
     num_train: int = option(64, "Training items.", ge=2)
     num_test: int = option(32, "Held-out items.", ge=2)
-    agents: dict[str, LanguageAgentSettings] = option(dict, "Agent -> its model; `_default` serves the agents not named.")
+    agents: dict[str, LanguageAgentSettings] = option(
+        dict, "Agent -> its model; `_default` serves the agents not named."
+    )
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class ArithmeticClaim(LanguageScenario):
     """A verifier replies accept, reject, or a question that begins with "ask:"; a prover whatever it likes."""
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """The task, then round after round the agent's own replies and what others wrote in the channels that it sees."""
+        """The task, then round after round the agent's own replies and what others wrote in the channels that it
+        sees."""
         chat: Chat = [{"role": "system", "content": self._task(dialogue.item, agent)}]
         for turns in dialogue.rounds:
             for turn in turns:
@@ -67,7 +71,10 @@ class ArithmeticClaim(LanguageScenario):
                     chat += [] if turn.invalid else [{"role": "assistant", "content": turn.raw}]
                 else:
                     heard = [text for channel, text in turn.messages.items() if channel in self.protocol.sees[agent]]
-                    chat += [{"role": "user", "content": text or "(nothing)", "name": turn.agent} for text in dict.fromkeys(heard)]
+                    chat += [
+                        {"role": "user", "content": text or "(nothing)", "name": turn.agent}
+                        for text in dict.fromkeys(heard)
+                    ]
         return chat
 
     def _task(self, item: Claim, agent: str) -> str:
@@ -94,7 +101,9 @@ class ArithmeticClaim(LanguageScenario):
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
         """A number, asked for or told; a verifier decides twice out of three times."""
-        random = Random(stable_seed(seed, "arithmetic claims", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent))
+        random = Random(
+            stable_seed(seed, "arithmetic claims", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent)
+        )
         number = random.randint(1, self.settings.largest)
         if agent not in self.protocol.deciders:
             return f"It is {number}."

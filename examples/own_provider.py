@@ -1,4 +1,5 @@
-"""A provider of your own: models that Ollama serves, by its own protocol (https://docs.ollama.com/api). It answers; it does not fine-tune.
+"""A provider of your own: models that Ollama serves, by its own protocol (https://docs.ollama.com/api). It answers; it
+does not fine-tune.
 
 `examples/own_provider.yaml` measures with it: nip-ray train examples/own_provider.yaml
 """
@@ -38,7 +39,12 @@ class OllamaChat:
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """The reply to one call."""
-        options = {"num_predict": request.max_tokens, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
+        options = {
+            "num_predict": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
+        }
         body: dict[str, Any] = {"model": request.model, "messages": list(request.messages), "stream": False}
         body["options"] = {key: value for key, value in options.items() if value is not None}
         if request.schema is not None:

@@ -1,4 +1,5 @@
-"""A learning rule of your own for language models: of several dialogues about one item, an agent learns those that paid it best.
+"""A learning rule of your own for language models: of several dialogues about one item, an agent learns those that paid
+it best.
 
 `examples/own_text_algorithm.yaml` trains with it: nip-ray train examples/own_text_algorithm.yaml
 Source: Dong et al., "RAFT: Reward rAnked FineTuning for generative foundation model alignment", 2023 (2304.06767).

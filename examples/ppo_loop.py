@@ -2,9 +2,10 @@
 
     python examples/ppo_loop.py tune_configs/message_game.yaml --set iterations=20
 
-Read this before the engine: `nip-ray train` does the same in the same order, to the same weights bit by bit (where minibatches divide the
-copies), and adds what a long run needs: metrics, evaluation, checkpoints, workers, games that are cut off, and refusals of what cannot
-work. Shapes: B copies of an episode, R rounds, N turns of one agent, K copies of a minibatch.
+Read this before the engine: `nip-ray train` does the same in the same order, to the same weights bit by bit (where
+minibatches divide the copies), and adds what a long run needs: metrics, evaluation, checkpoints, workers, games that
+are cut off, and refusals of what cannot work. Shapes: B copies of an episode, R rounds, N turns of one agent, K copies
+of a minibatch.
 """
 
 import argparse
@@ -18,7 +19,14 @@ from nip_ray.config.load import AnyConfig, load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.metrics import rollout_metrics
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
-from nip_ray.learning.policy_gradient import PlayedTurns, base_lr, entropy_weight, normalise, own_turn_advantages, ppo_loss
+from nip_ray.learning.policy_gradient import (
+    PlayedTurns,
+    base_lr,
+    entropy_weight,
+    normalise,
+    own_turn_advantages,
+    ppo_loss,
+)
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import AgentRows, Rollout, own_rows
 from nip_ray.protocols import from_settings
@@ -29,7 +37,8 @@ from nip_ray.settings.ppo import PPOSettings
 
 @dataclass(frozen=True)
 class Data:
-    """What one agent learns from: its turns (observations, actions, old log-probabilities), and three numbers for each of them."""
+    """What one agent learns from: its turns (observations, actions, old log-probabilities), and three numbers for each
+    of them."""
 
     rows: AgentRows
     value_N: Tensor
@@ -46,10 +55,15 @@ class PlainLoop:
         if experiment.schedules:
             raise UserError("schedules: here everybody always learns, set it to {} or use `nip-ray train`")
         if experiment.search is not None or experiment.algorithm.verdict_gradient != "sampled":
-            raise UserError("search, algorithm.verdict_gradient: here actions that were drawn teach alone, use `nip-ray train`")
+            raise UserError(
+                "search, algorithm.verdict_gradient: here actions that were drawn teach alone, use `nip-ray train`"
+            )
         self.config, self.settings, self.device = experiment, experiment.algorithm, device
         self.scenario = build_scenario(from_settings(experiment.protocol), experiment.scenario).to(device)
-        self.agents = {name: agent.to(device) for name, agent in build_agents(self.scenario, experiment.scenario, experiment.seed).items()}
+        self.agents = {
+            name: agent.to(device)
+            for name, agent in build_agents(self.scenario, experiment.scenario, experiment.seed).items()
+        }
         self.optimizers = {name: FlatOptimizer(agent.groups(), self.settings.lr) for name, agent in self.agents.items()}
         self.play = BatchedPlay(self.scenario, device)
         self.beta = torch.tensor(self.settings.kl_beta, device=device)  # read by the loss "kl_penalty" alone
@@ -61,7 +75,9 @@ class PlainLoop:
         first = self.iteration * copies
         id_B = instance_ids(self.scenario, "train", seed, first, copies)
         noise = generator(seed, "play", self.iteration, 0, device=self.device)
-        return play_rollout(self.play, self.agents, id_B, episode_seeds(seed, first, copies), noise, self.settings.skip_silent_messages)
+        return play_rollout(
+            self.play, self.agents, id_B, episode_seeds(seed, first, copies), noise, self.settings.skip_silent_messages
+        )
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout, agent: str) -> Data:
@@ -85,11 +101,16 @@ class PlainLoop:
         log_policy = policy.normalised()
         advantage_N = normalise(data.advantage_N[own_N])
         played = PlayedTurns(rows.log_prob_N[own_N], data.value_N[own_N], advantage_N, data.target_N[own_N])
-        log_prob_N, entropy, bonus = log_policy.log_prob(action), log_policy.entropy().mean(), entropy_weight(settings, agent)
+        log_prob_N, entropy, bonus = (
+            log_policy.log_prob(action),
+            log_policy.entropy().mean(),
+            entropy_weight(settings, agent),
+        )
         return ppo_loss(log_prob_N, entropy, value_N, played, settings, self.beta, bonus).value
 
     def learn(self, rollout: Rollout) -> None:
-        """All epochs over one iteration's episodes. A minibatch has the same copies for all agents, so that they stay in step."""
+        """All epochs over one iteration's episodes. A minibatch has the same copies for all agents, so that they stay
+        in step."""
         settings, optimizers = self.settings, list(self.optimizers.values())
         data = {agent: self.prepare(rollout, agent) for agent in self.scenario.protocol.agents}
         size = max(1, settings.minibatch_copies or settings.minibatch_size // rollout.num_rounds)
@@ -103,7 +124,9 @@ class PlainLoop:
                 gradients = iter(torch.autograd.grad(losses, parameters, allow_unused=True))
                 for optimizer in optimizers:
                     optimizer.set_gradients([next(gradients) for _ in optimizer.parameters])
-                for group in [optimizers] if settings.clip_gradients == "joint" else [[optimizer] for optimizer in optimizers]:
+                for group in (
+                    [optimizers] if settings.clip_gradients == "joint" else [[optimizer] for optimizer in optimizers]
+                ):
                     clip_gradients(group, settings.max_grad_norm)
                 for optimizer in optimizers:
                     optimizer.step()

@@ -11,7 +11,10 @@ CONFIG = {
     "scenario": {
         "name": "graph_isomorphism",
         "data": {"num_train": 200, "num_test": 50, "graph_sizes": [7]},
-        "agents": {"_default": {"num_transformer_layers": 1}, "verifier": {"num_gnn_layers": 2, "num_transformer_layers": 1}},
+        "agents": {
+            "_default": {"num_transformer_layers": 1},
+            "verifier": {"num_gnn_layers": 2, "num_transformer_layers": 1},
+        },
     },
     "algorithm": {"name": "ppo", "lr": 1e-3, "minibatch_size": 96},
     "play": {"num_copies": 64},
@@ -22,7 +25,10 @@ CONFIG = {
 def main(run_dir: str | None = None) -> None:
     """Train, then say what came of it. Every key of a config can be given; see docs/configuration.md."""
     result = run_experiment(ExperimentConfig.model_validate(CONFIG), run_dir)
-    print(f"accuracy on held-out pairs after {result.iterations} iterations: {result.metrics['eval/verifier/accuracy']:.2f}")
+    print(
+        f"accuracy on held-out pairs after {result.iterations} iterations:"
+        f" {result.metrics['eval/verifier/accuracy']:.2f}"
+    )
     print(f"everything is in {result.run_dir}")
 
 

@@ -1,7 +1,8 @@
-"""The one exception that means "the user can mend this": its message names what was wrong, where, and what would be right.
+"""The one exception that means "the user can mend this": its message names what was wrong, where, and what would be
+right.
 
-Beside it those that end a training, and the import of optional libraries. Messages may quote what a plugin or a library has raised,
-so they are shown without the values of secret variables.
+Beside it those that end a training, and the import of optional libraries. Messages may quote what a plugin or a library
+has raised, so they are shown without the values of secret variables.
 """
 
 import importlib
@@ -12,8 +13,8 @@ from nip_ray.redaction import Redactor
 
 
 class UserError(Exception):
-    """A mistake in a config, a file or a command line, or several, an argument each. The command line prints them on one line and exits
-    with code 2.
+    """A mistake in a config, a file or a command line, or several, an argument each. The command line prints them on
+    one line and exits with code 2.
     """
 
     def __str__(self) -> str:
@@ -21,19 +22,21 @@ class UserError(Exception):
 
 
 class TrainingError(Exception):
-    """Training itself went wrong (a NaN, a lost learner). What was saved before stays valid; the command line exits with 1."""
+    """Training itself went wrong (a NaN, a lost learner). What was saved before stays valid; the command line exits
+    with 1."""
 
     def __str__(self) -> str:
         return _without_secrets(super().__str__())
 
 
 class LearnerLost(TrainingError):
-    """A learner's process or node is gone. Training can continue from the newest checkpoint, with learners made again."""
+    """A learner's process or node is gone. Training can continue from the newest checkpoint, with learners made
+    again."""
 
 
 def refuse_faults(what: str, *checks: Callable[[], Iterable[str]]) -> None:
-    """Raise one UserError that lists what the first of these checks that finds anything finds wrong with `what`; later ones would only
-    repeat it. Return quietly where none does.
+    """Raise one UserError that lists what the first of these checks that finds anything finds wrong with `what`; later
+    ones would only repeat it. Return quietly where none does.
     """
     for check in checks:
         if faults := list(dict.fromkeys(check())):

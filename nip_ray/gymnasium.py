@@ -1,14 +1,16 @@
-"""One agent's seat in a protocol as an ordinary Gymnasium environment; the others play as a run has trained them, and learn no more.
+"""One agent's seat in a protocol as an ordinary Gymnasium environment; the others play as a run has trained them, and
+learn no more.
 
     import gymnasium, nip_ray.gymnasium
     env = gymnasium.make("nip_ray/Seat-v0", run_dir="runs/first", agent="prover", label=0)
 
-What a learner reaches in it bounds what a best response against the run's other agents reaches from below. Importing this module
-registers the id.
+What a learner reaches in it bounds what a best response against the run's other agents reaches from below. Importing
+this module registers the id.
 
 Decisions that matter here:
 - a step is one turn of the seat: the others play until its next one, and it is paid what it earned since;
-- an episode in which the seat has no turn is none: another is drawn. What was paid before its first turn comes with its first reward;
+- an episode in which the seat has no turn is none: another is drawn. What was paid before its first turn comes with its
+  first reward;
 - it does not matter what sat there in the run, or whether that ever learned.
 """
 
@@ -36,9 +38,10 @@ _DRAWS = 1000
 class Seat(gymnasium.Env[Arrays, Any]):
     """The seat of `agent` among the agents of the run in `run_dir`.
 
-    checkpoint: an iteration (none: the newest). split: instances of "train" or "test". label: only instances with this label. greedy: the
-    others take their most likely actions instead of sampled ones. Observations hold the scenario's entries and "action_mask", the masks of
-    all factors of an action one behind the other; `reset` takes the options of PettingZoo's environments (docs/environments.md).
+    checkpoint: an iteration (none: the newest). split: instances of "train" or "test". label: only instances with this
+    label. greedy: the others take their most likely actions instead of sampled ones. Observations hold the scenario's
+    entries and "action_mask", the masks of all factors of an action one behind the other; `reset` takes the options of
+    PettingZoo's environments (docs/environments.md).
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
@@ -54,8 +57,8 @@ class Seat(gymnasium.Env[Arrays, Any]):
         greedy: bool = False,
         render_mode: str | None = None,
     ) -> None:
-        """Raises UserError for an unknown agent, split or label, and for a run of language models, under zero knowledge or without a
-        checkpoint."""
+        """Raises UserError for an unknown agent, split or label, and for a run of language models, under zero knowledge
+        or without a checkpoint."""
         folder = RunFolder.open(run_dir)
         config = playable(load_stored_config(folder.path / CONFIG))
         found = newest_or(folder, checkpoint, config)
@@ -87,10 +90,13 @@ class Seat(gymnasium.Env[Arrays, Any]):
             self._play_on()
             if not self.single.play.finished:
                 return self._seen()
-        raise UserError(f"agent: {self.agent} had no turn in {_DRAWS} episodes, the others end them before; name another")
+        raise UserError(
+            f"agent: {self.agent} had no turn in {_DRAWS} episodes, the others end them before; name another"
+        )
 
     def step(self, action: Any) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
-        """The seat's turn, and those of the others until its next one. Raises UserError for an action of another form."""
+        """The seat's turn, and those of the others until its next one. Raises UserError for an action of another
+        form."""
         self.single.refuse_unbegun()
         if self.single.play.finished:
             raise UserError("step: the episode is over, reset() begins another")
@@ -118,7 +124,10 @@ class Seat(gymnasium.Env[Arrays, Any]):
             raise UserError(f"label: got {label}, but instances of {scenario.name} have no label; leave it out")
         known = range(len(scenario.protocol.verdicts))
         if label not in known or not len(kept := ids[scenario.label_I[ids] == label]):
-            raise UserError(f"label: got {label!r}, expected {', '.join(map(str, known))} or none, and one that occurs among the instances")
+            raise UserError(
+                f"label: got {label!r}, expected {', '.join(map(str, known))} or none, and one that occurs among the"
+                " instances"
+            )
         self.single.instances = kept
 
     def _play_on(self) -> None:

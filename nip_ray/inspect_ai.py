@@ -1,13 +1,17 @@
-"""Protocols between language models in Inspect: a task, or its parts (`instances`, `play`, `verdict`, `pay`) for a task of one's own.
+"""Protocols between language models in Inspect: a task, or its parts (`instances`, `play`, `verdict`, `pay`) for a task
+of one's own.
 
     inspect eval nip_ray/protocol -T source=runs/talk --model openai/gpt-5 --model-role prover=anthropic/claude-opus-4-5
 
 Decisions that matter here:
-- every agent speaks by Inspect's model of the role that is called as the agent is, and where there is no such role by the model that is
-  evaluated. So keys, limits, caches and the log of calls are Inspect's. `from_run` names agents that speak by a run's own models instead;
-- turns, payment, unusable replies and verdicts are those of the protocol: dialogues are played by the same `DialogueRunner` as in a run;
-- items and episode seeds are those of the run's test, epoch by epoch. With all agents `from_run` so are the seeds of calls, and with
-  them the dialogues, unless the models learned from their own tokens: those were sampled in step, and not by the engine that answers here.
+- every agent speaks by Inspect's model of the role that is called as the agent is, and where there is no such role by
+  the model that is evaluated. So keys, limits, caches and the log of calls are Inspect's. `from_run` names agents that
+  speak by a run's own models instead;
+- turns, payment, unusable replies and verdicts are those of the protocol: dialogues are played by the same
+  `DialogueRunner` as in a run;
+- items and episode seeds are those of the run's test, epoch by epoch. With all agents `from_run` so are the seeds of
+  calls, and with them the dialogues, unless the models learned from their own tokens: those were sampled in step, and
+  not by the engine that answers here.
 """
 
 import asyncio
@@ -17,7 +21,16 @@ from weakref import WeakKeyDictionary
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError, require
 from nip_ray.exports.game import Game, Source, game_of, models_at, shown, tested_iteration
-from nip_ray.exports.inspect_samples import GAME, chat_messages, messages_of, outcome_of, output_of, pay_score, sample_parts, verdict_score
+from nip_ray.exports.inspect_samples import (
+    GAME,
+    chat_messages,
+    messages_of,
+    outcome_of,
+    output_of,
+    pay_score,
+    sample_parts,
+    verdict_score,
+)
 from nip_ray.play.dialogue import dialogue_record
 from nip_ray.scenarios.language import SPLITS
 from nip_ray.storage.folder import RunFolder
@@ -56,12 +69,17 @@ def protocol(source: Source, split: str = "test", from_run: str | list[str] = ""
     }
     scorers = [verdict(), pay()] if game.scenario.protocol.verifier is not None else [pay()]
     return inspect_ai.Task(
-        dataset=instances(source, split), solver=play(source, from_run), scorer=scorers, name=game.config.name, metadata=about
+        dataset=instances(source, split),
+        solver=play(source, from_run),
+        scorer=scorers,
+        name=game.config.name,
+        metadata=about,
     )
 
 
 def instances(source: Source, split: str = "test") -> MemoryDataset:
-    """The items of a run, or those that a config makes, as samples. source: a run folder, a YAML file, a config, or its keys.
+    """The items of a run, or those that a config makes, as samples. source: a run folder, a YAML file, a config, or its
+    keys.
 
     split: test (as many as the run tests) or train. Raises UserError for another split, and for a run of networks.
     """
@@ -69,20 +87,24 @@ def instances(source: Source, split: str = "test") -> MemoryDataset:
         raise UserError(f"split: got {split!r}, expected {' or '.join(SPLITS)}")
     game = game_of(source)
     chosen = game.chosen(split)
-    made = (Sample(**sample_parts(game.kind, game.scenario.protocol, item, number)) for number, item in enumerate(chosen))
+    made = (
+        Sample(**sample_parts(game.kind, game.scenario.protocol, item, number)) for number, item in enumerate(chosen)
+    )
     return MemoryDataset(list(made), name=f"{game.config.scenario.name}, {split}")
 
 
 @solver
 def play(source: Source, from_run: str | list[str] = "") -> Solver:
-    """Plays the protocol about a sample of `instances`. source: as there. from_run: agents (a list, or a text with commas between them; or
-    `all`) that speak by the models of the run, as they were when it was last tested. Others speak by Inspect's models.
+    """Plays the protocol about a sample of `instances`. source: as there. from_run: agents (a list, or a text with
+    commas between them; or `all`) that speak by the models of the run, as they were when it was last tested. Others
+    speak by Inspect's models.
 
     Raises UserError for an agent that there is not, and where `source` is no run.
     """
     game = game_of(source)
     own = _agents(from_run, game)
-    context = StageContext("inspect", game.config.seed, "test", _tested(game) - 1)  # of which seeds of calls are made: the test's
+    # of which seeds of calls are made: the test's
+    context = StageContext("inspect", game.config.seed, "test", _tested(game) - 1)
     clients: WeakKeyDictionary[Any, dict[str, AgentClient]] = WeakKeyDictionary()
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -90,7 +112,9 @@ def play(source: Source, from_run: str | list[str] = "") -> Solver:
             found = state.metadata[GAME]
             item, number = game.kind.read_item(found["item"]), int(found["number"])
         except (KeyError, TypeError, ValueError):
-            raise UserError("play: this sample is none of nip_ray.inspect_ai.instances, use that data set, or a part of it") from None
+            raise UserError(
+                "play: this sample is none of nip_ray.inspect_ai.instances, use that data set, or a part of it"
+            ) from None
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -101,13 +125,18 @@ def play(source: Source, from_run: str | list[str] = "") -> Solver:
                 models = models_at(RunFolder.open(game.run_dir), _tested(game))
                 clients[loop] = own_clients(game.config, game.run_dir, models, own)
         agents = language_agents(game.config)
-        asked = {agent: clients[loop].get(agent) or AgentClient(InspectChat(), "", agents[agent], shape="alternating") for agent in agents}
+        asked = {
+            agent: clients[loop].get(agent) or AgentClient(InspectChat(), "", agents[agent], shape="alternating")
+            for agent in agents
+        }
         runner = DialogueRunner(game.scenario, asked, context, len(asked))
         (dialogue,) = await runner.dialogues([game.task(item, number, state.epoch)])
         models = {agent: _name(agent, speaker, game) for agent, speaker in asked.items()}
         state.messages = messages_of(dialogue, game.scenario.protocol, models)
         state.output = output_of(dialogue, game.scenario.protocol, models)
-        state.store.set(GAME, {"dialogue": dialogue_record(game.scenario, dialogue), **outcome_of(dialogue, game.scenario.protocol)})
+        state.store.set(
+            GAME, {"dialogue": dialogue_record(game.scenario, dialogue), **outcome_of(dialogue, game.scenario.protocol)}
+        )
         return state
 
     return solve
@@ -136,7 +165,8 @@ def pay() -> Scorer:
 
 
 class InspectChat:
-    """A chat client that asks Inspect's model of the agent's role. What it may be asked for is Inspect's to say: its own options hold."""
+    """A chat client that asks Inspect's model of the agent's role. What it may be asked for is Inspect's to say: its
+    own options hold."""
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """See `ChatClient.complete`."""
@@ -147,7 +177,8 @@ class InspectChat:
         if output.empty:
             return ChatReply(None, "unknown", 0, 0)
         message, used = output.message, output.usage
-        if output.error is not None or (used is None and output.stop_reason in _REFUSALS):  # its content is what the service said
+        # its content is what the service said
+        if output.error is not None or (used is None and output.stop_reason in _REFUSALS):
             return ChatReply(None, "refused", 0, 0, refusal=output.error or message.text)
         thought = "\n".join(part.reasoning for part in message.content_list if isinstance(part, ContentReasoning))
         tokens = (0, 0) if used is None else (used.input_tokens, used.output_tokens)
@@ -172,7 +203,9 @@ def _agents(named: str | list[str], game: Game) -> tuple[str, ...]:
         if name not in there:
             raise UserError(f"from_run: there is no agent {name!r}, expected all, or some of {', '.join(there)}")
     if wanted and game.run_dir is None:
-        raise UserError(f"from_run: got {', '.join(wanted)}, but a config has no models yet; name the folder of a run as source")
+        raise UserError(
+            f"from_run: got {', '.join(wanted)}, but a config has no models yet; name the folder of a run as source"
+        )
     return tuple(wanted)
 
 

@@ -1,4 +1,5 @@
-"""Protocols as PettingZoo environments: `aec`, in which agents act one after the other, and `parallel`, in which all act in every round.
+"""Protocols as PettingZoo environments: `aec`, in which agents act one after the other, and `parallel`, in which all
+act in every round.
 
     import pettingzoo, nip_ray.pettingzoo
     env = nip_ray.pettingzoo.aec("tune_configs/message_game.yaml", render_mode="ansi")
@@ -7,10 +8,11 @@
 Importing this module registers a task under each of its protocols (`IDS`).
 
 Decisions that matter here:
-- an observation is {"observation": the scenario's own entries, "action_mask": what is legal}. An action is a number where it has one
-  factor, else an array of one number for each factor (docs/pettingzoo.md), and the mask an array, or a tuple of one array for each factor;
-- agents whose turns fall into the same round act one after the other under `aec`, and see nothing of each other's actions in between. In
-  `parallel`, whoever has no turn has one legal action, which does nothing and may be left out;
+- an observation is {"observation": the scenario's own entries, "action_mask": what is legal}. An action is a number
+  where it has one factor, else an array of one number for each factor (docs/pettingzoo.md), and the mask an array, or a
+  tuple of one array for each factor;
+- agents whose turns fall into the same round act one after the other under `aec`, and see nothing of each other's
+  actions in between. In `parallel`, whoever has no turn has one legal action, which does nothing and may be left out;
 - every agent is paid in every round, as the core pays; all end together.
 """
 
@@ -137,7 +139,9 @@ class ProtocolAEC(Environment, AECEnv[str, Any, Any]):
 class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
     """See `parallel`."""
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Begin an episode."""
         self._begin(seed, options)
         return {agent: self.observe(agent) for agent in self.agents}, self._ends()[2]
@@ -161,17 +165,24 @@ class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
 def _tasks() -> dict[str, dict[str, Any]]:
     """Id without its version -> config."""
     games = ("matching_pennies", "rock_paper_scissors", "prisoners_dilemma")
-    found = {game: {"protocol": {"name": "matrix_game"}, "scenario": {"name": "matrix_game", "game": game}} for game in games}
-    found["kuhn_poker"] = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
+    found = {
+        game: {"protocol": {"name": "matrix_game"}, "scenario": {"name": "matrix_game", "game": game}} for game in games
+    }
+    found["kuhn_poker"] = {
+        "protocol": {"name": "kuhn_poker"},
+        "scenario": {"name": "matrix_game", "game": "kuhn_poker"},
+    }
     found |= {name: {"protocol": {"name": name}, "scenario": {"name": name}} for name in ("message_game", "hironaka")}
     proofs = (
-        "nip", "adp", "debate", "open_debate", "critique", "mnip", "merlin_arthur", "consultancy", "open_consultancy", "helpful_sneaky",
-        "judge_panel", "solo_verifier",
+        "nip", "adp", "debate", "open_debate", "critique", "mnip", "merlin_arthur", "consultancy", "open_consultancy",
+        "helpful_sneaky", "judge_panel", "solo_verifier",
     )  # fmt: skip
     tasks: dict[str, tuple[str, ...]] = dict.fromkeys(("graph_isomorphism", "image_classification"), proofs)
     tasks["state_tracking"] = CHAIN_PROTOCOLS
     pairs = ((task, protocol) for task, protocols in tasks.items() for protocol in protocols)
-    return found | {f"{task}_{protocol}": {"protocol": {"name": protocol}, "scenario": {"name": task}} for task, protocol in pairs}
+    return found | {
+        f"{task}_{protocol}": {"protocol": {"name": protocol}, "scenario": {"name": task}} for task, protocol in pairs
+    }
 
 
 IDS = {f"nip_ray/{name}-v0": config for name, config in _tasks().items()}

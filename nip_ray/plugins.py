@@ -1,6 +1,7 @@
 """What a Python file of your own calls so that configs can name its protocols, scenarios, algorithms and providers.
 
-The file stands in a config's `plugins`, and is imported wherever the experiment is: here, in workers, when a run is resumed.
+The file stands in a config's `plugins`, and is imported wherever the experiment is: here, in workers, when a run is
+resumed.
 
     from nip_ray.plugins import register_algorithm, register_protocol, register_scenario
     from nip_ray.plugins import register_language_scenario, register_provider, register_text_algorithm
@@ -8,8 +9,8 @@ The file stands in a config's `plugins`, and is imported wherever the experiment
 Decisions that matter here:
 
 - To register a part of the same module and name again replaces it, so that a cell of a notebook can be run twice.
-- Ray pickles classes by name, and no worker knows the module of a plugin file before it has imported it. So an algorithm's module is
-  pickled by value.
+- Ray pickles classes by name, and no worker knows the module of a plugin file before it has imported it. So an
+  algorithm's module is pickled by value.
 """
 
 from collections.abc import Callable
@@ -44,9 +45,9 @@ __all__ = [
 def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]) -> None:
     """Let configs choose a scenario by the name in `settings`.
 
-    settings: a frozen dataclass of `option`s with `name` and `agents` (agent -> its settings, which have `kind` and `agent_lr_factor`).
-    build: from a protocol and an instance of `settings` to the scenario; see `nip_ray.play.conformance.check_scenario`.
-    Raises UserError when the name is taken, or for what `settings` lacks.
+    settings: a frozen dataclass of `option`s with `name` and `agents` (agent -> its settings, which have `kind` and
+    `agent_lr_factor`). build: from a protocol and an instance of `settings` to the scenario; see
+    `nip_ray.play.conformance.check_scenario`. Raises UserError when the name is taken, or for what `settings` lacks.
     """
     if not callable(build):
         raise UserError(f"register_scenario: {build!r} is no function of (protocol, settings)")
@@ -54,7 +55,8 @@ def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]
 
 
 def register_language_scenario(kind: LanguageScenarioKind) -> None:
-    """Let configs of language models choose a scenario by the name in `kind.settings`; see `nip_ray.scenarios.language`.
+    """Let configs of language models choose a scenario by the name in `kind.settings`; see
+    `nip_ray.scenarios.language`.
 
     Raises UserError when the name is taken, or for what the settings lack.
     """
@@ -69,24 +71,29 @@ def register_language_scenario(kind: LanguageScenarioKind) -> None:
 def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
     """Let configs choose a learning rule by the name in `config.settings_class`.
 
-    config: a `ProtocolAlgorithmConfig` with its `settings_class` (a frozen dataclass of `option`s, derived from `OnPolicySettings`)
-    and its learner; see `nip_ray.rllib.conformance.check_algorithm`.
-    Raises UserError when the name is taken, or for what the settings lack.
+    config: a `ProtocolAlgorithmConfig` with its `settings_class` (a frozen dataclass of `option`s, derived from
+    `OnPolicySettings`) and its learner; see `nip_ray.rllib.conformance.check_algorithm`. Raises UserError when the name
+    is taken, or for what the settings lack.
     """
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
     from nip_ray.rllib.registry import ALGORITHMS
 
-    if not (isinstance(config, type) and issubclass(config, ProtocolAlgorithmConfig) and hasattr(config, "settings_class")):
-        raise UserError(f"register_algorithm: {config!r} is no subclass of ProtocolAlgorithmConfig with a settings_class")
+    if not (
+        isinstance(config, type) and issubclass(config, ProtocolAlgorithmConfig) and hasattr(config, "settings_class")
+    ):
+        raise UserError(
+            f"register_algorithm: {config!r} is no subclass of ProtocolAlgorithmConfig with a settings_class"
+        )
     ALGORITHMS[add("algorithm", config.settings_class)] = config
     send_by_value(config)
 
 
 def register_text_algorithm(rule: "TextRule") -> None:
-    """Let configs of language models choose a learning rule by the name in `rule.settings`; see `nip_ray.text.training.rules`.
+    """Let configs of language models choose a learning rule by the name in `rule.settings`; see
+    `nip_ray.text.training.rules`.
 
-    `nip_ray.text.training.conformance.check_text_algorithm` tests it. Raises UserError when the name is taken, or for what the rule or its
-    settings lack.
+    `nip_ray.text.training.conformance.check_text_algorithm` tests it. Raises UserError when the name is taken, or for
+    what the rule or its settings lack.
     """
     from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
 
@@ -106,10 +113,11 @@ def register_provider(
 ) -> None:
     """Let configs choose a provider of language models by the name in `settings`.
 
-    settings: a frozen dataclass of `option`s, derived from `ProviderSettings`, whose class attributes say what the provider can do.
-    chat: makes a client; retries are its own, budget, prices and rate limits are kept around it. fine_tuning: makes a backend (none:
-    its models are not fine-tuned). See `nip_ray.text.providers.conformance.check_provider`.
-    Raises UserError when the name is taken, or for what `settings` lacks.
+    settings: a frozen dataclass of `option`s, derived from `ProviderSettings`, whose class attributes say what the
+    provider can do. chat: makes a client; retries are its own, budget, prices and rate limits are kept around it.
+    fine_tuning: makes a backend (none: its models are not fine-tuned). See
+    `nip_ray.text.providers.conformance.check_provider`. Raises UserError when the name is taken, or for what `settings`
+    lacks.
     """
     from nip_ray.text.providers.interface import PROVIDERS, Provider
 
@@ -117,5 +125,7 @@ def register_provider(
         if not callable(given):
             raise UserError(f"register_provider: {given!r} is no function of a Connection")
     if getattr(settings, "fine_tunes", False) != (fine_tuning is not None):
-        raise UserError("register_provider: set `fine_tunes = True` in the settings and give `fine_tuning`, or leave both out")
+        raise UserError(
+            "register_provider: set `fine_tunes = True` in the settings and give `fine_tuning`, or leave both out"
+        )
     PROVIDERS[add("provider", settings)] = Provider(chat, fine_tuning)

@@ -1,8 +1,9 @@
-"""How far a run is, on stderr: a bar in a terminal, lines elsewhere (logs, jobs, notebooks); nothing when quiet is asked for.
+"""How far a run is, on stderr: a bar in a terminal, lines elsewhere (logs, jobs, notebooks); nothing when quiet is
+asked for.
 
 Decisions that matter here:
-- where there is no terminal a line comes at each stage, at each evaluation and every `LINE_S` seconds: so a log tells a run that works from
-  one that hangs, and stays short;
+- where there is no terminal a line comes at each stage, at each evaluation and every `LINE_S` seconds: so a log tells a
+  run that works from one that hangs, and stays short;
 - in a terminal the figures have a line of their own: iteration, total and time left are there however narrow it is;
 - all of it is best effort: a terminal that was closed, a pipe without a reader or a full disk ends nothing.
 """
@@ -74,7 +75,12 @@ def _bar(title: str, start: int, total: int) -> Iterator[Report]:
             return Text() if task.finished else super().render(task).append(" left")
 
     whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, and the end of the title
-    columns = (TextColumn("{task.description}"), BarColumn(16), MofNCompleteColumn(table_column=whole), Left(table_column=whole))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(16),
+        MofNCompleteColumn(table_column=whole),
+        Left(table_column=whole),
+    )
     file: Any = BestEffort(sys.stderr)
     console = Console(file=file)
     with Bar(*columns, console=console) as bar:
@@ -100,7 +106,9 @@ def _lines(start: int, total: int, unit: str) -> Report:
             began = now  # what is left is iterations
         if now - told >= LINE_S or (stage, tested) != (stage_before, tested_before) or done == total:
             told = now
-            left = [] if done in (start, total) else [f"{duration((now - began) / (done - start) * (total - done))} left"]
+            left = (
+                [] if done in (start, total) else [f"{duration((now - began) / (done - start) * (total - done))} left"]
+            )
             say(" · ".join([f"{unit} {done}/{total}", *filter(None, [headline(figures)]), *left]))
         stage_before, tested_before = stage, tested
 
@@ -144,7 +152,8 @@ def say_stage(text: str, quiet: bool) -> None:
 class BestEffort(io.TextIOBase):
     """A text stream that loses what cannot be written. stream: None for one that was closed before the process began.
 
-    needed: for output that is what a command is for; a loss raises UserError, or BrokenPipeError where the reader has gone away.
+    needed: for output that is what a command is for; a loss raises UserError, or BrokenPipeError where the reader has
+    gone away.
     """
 
     def __init__(self, stream: Any, needed: bool = False) -> None:
@@ -206,11 +215,14 @@ class BestEffort(io.TextIOBase):
         if self._needed and isinstance(error, BrokenPipeError):
             raise error
         if self._needed:
-            raise UserError(f"standard output cannot be written ({getattr(error, 'strerror', None) or 'it is closed'})") from None
+            raise UserError(
+                f"standard output cannot be written ({getattr(error, 'strerror', None) or 'it is closed'})"
+            ) from None
 
 
 def open_standard_files() -> None:
-    """Put the null device where the process was started without stdin, stdout or stderr: the next file that it opens would stand there."""
+    """Put the null device where the process was started without stdin, stdout or stderr: the next file that it opens
+    would stand there."""
     for number in range(3):
         try:
             os.fstat(number)

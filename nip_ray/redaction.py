@@ -1,9 +1,11 @@
 """Keeps the values of secret environment variables out of logs, files and messages.
 
 Decisions that matter here:
-- a secret is the value of a variable whose name says so, or that was named to us or read as a key; values are looked up when they
-  are needed, so that a variable set later counts too. Values shorter than 8 characters are let through: they would blot out ordinary words;
-- the filter formats a record before it cleans it, tracebacks included, so that nothing slips through an argument or a cause.
+- a secret is the value of a variable whose name says so, or that was named to us or read as a key; values are looked up
+  when they are needed, so that a variable set later counts too. Values shorter than 8 characters are let through: they
+  would blot out ordinary words;
+- the filter formats a record before it cleans it, tracebacks included, so that nothing slips through an argument or a
+  cause.
 """
 
 import logging
@@ -27,17 +29,24 @@ def is_key(variable: str) -> None:
 
 
 class Redactor(logging.Filter):
-    """Replaces secrets by `HIDDEN`: a function of texts, and a filter of log records. variables: further variables that are secret."""
+    """Replaces secrets by `HIDDEN`: a function of texts, and a filter of log records. variables: further variables that
+    are secret."""
 
     def __init__(self, variables: Iterable[str] = ()) -> None:
         super().__init__()
         self._named = set(variables)
 
     def secrets(self) -> list[str]:
-        """The values to hide, as they are and as they stand in addresses; the longest first, so that none is left in half."""
+        """The values to hide, as they are and as they stand in addresses; the longest first, so that none is left in
+        half."""
         named = self._named | _read
         values = [value.strip() for name, value in os.environ.items() if name in named or _SECRET_NAME.search(name)]
-        forms = {form for value in values if len(value) >= MIN_LENGTH for form in (value, quote(value, safe="", errors="surrogateescape"))}
+        forms = {
+            form
+            for value in values
+            if len(value) >= MIN_LENGTH
+            for form in (value, quote(value, safe="", errors="surrogateescape"))
+        }
         return sorted(forms, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
@@ -62,8 +71,12 @@ class Redactor(logging.Filter):
         return True
 
     def install(self) -> None:
-        """Filter all handlers that there are now, of every logger. Call it again after adding some; it is not added twice."""
-        loggers = [logging.getLogger(), *(entry for entry in logging.root.manager.loggerDict.values() if isinstance(entry, logging.Logger))]
+        """Filter all handlers that there are now, of every logger. Call it again after adding some; it is not added
+        twice."""
+        loggers = [
+            logging.getLogger(),
+            *(entry for entry in logging.root.manager.loggerDict.values() if isinstance(entry, logging.Logger)),
+        ]
         handlers = {handler for logger in loggers for handler in logger.handlers}
         for handler in [*handlers, *([logging.lastResort] if logging.lastResort else [])]:
             if not any(isinstance(there, Redactor) and there._named >= self._named for there in handler.filters):

@@ -1,4 +1,5 @@
-"""Secret environment variables: keys are read here; what keeps them out of messages and files is `nip_ray.redaction`."""
+"""Secret environment variables: keys are read here; what keeps them out of messages and files is
+`nip_ray.redaction`."""
 
 import os
 import re
@@ -12,13 +13,17 @@ _UNSENT = re.compile(r"[^\x21-\x7e]")
 
 
 def secret(variable: str, owner: str) -> str:
-    """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not set, or holds what no
-    request can carry."""
+    """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not
+    set, or holds what no request can carry."""
     is_key(variable)
     value = os.environ.get(variable, "").strip()
     if not value:
-        raise UserError(f"${variable} is not set; it must hold the key of {owner} (any text for a service that asks for none)")
+        raise UserError(
+            f"${variable} is not set; it must hold the key of {owner} (any text for a service that asks for none)"
+        )
     if unsent := _UNSENT.search(value):
         what = "a blank or a line break" if unsent[0].isspace() else f"{unsent[0]!a}, which is not ASCII"
-        raise UserError(f"${variable} cannot be sent as a key: its character {unsent.start() + 1} is {what}; copy the key again")
+        raise UserError(
+            f"${variable} cannot be sent as a key: its character {unsent.start() + 1} is {what}; copy the key again"
+        )
     return value

@@ -1,4 +1,5 @@
-"""Seeds by a stable hash: every random draw of an experiment comes from (config seed, purpose, worker, iteration, ...)."""
+"""Seeds by a stable hash: every random draw of an experiment comes from (config seed, purpose, worker, iteration,
+...)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ def generator(seed: int, *purpose: str | int, device: "torch.device | str" = "cp
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draws from torch's global generator of the processor begin at `seed` inside, and go on afterwards as if there had been none.
+    """Draws from torch's global generator of the processor begin at `seed` inside, and go on afterwards as if there had
+    been none.
 
     Not `torch.manual_seed`, which keeps the stack of every call for devices that may come.
     """

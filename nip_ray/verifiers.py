@@ -1,16 +1,20 @@
-"""Protocols between language models as environments of `verifiers`, for its evaluations, its trainers and the Environments Hub.
+"""Protocols between language models as environments of `verifiers`, for its evaluations, its trainers and the
+Environments Hub.
 
     nip-ray export verifiers tune_configs/ei_cv.yaml --out nip_cv     # a package whose module says
     ProofTaskset, ProofEnv, OneCall = environment(Path(__file__).parent)
 
 Decisions that matter here:
-- an agent is a role: `--env.prover.model` and so on say who speaks for it, and for whom nothing is said the model under evaluation speaks.
-  Agents that the config freezes are not trained;
-- turns, payment, unusable replies and verdicts are the protocol's: a dialogue is played by `play_dialogue`, as everywhere here;
-- an agent's side of a dialogue is one trace, as long as what it is shown only grows. Where it does not (a reply was unusable, or held
-  reasoning that nobody is shown again), it goes on in another trace, which begins with the whole chat;
+- an agent is a role: `--env.prover.model` and so on say who speaks for it, and for whom nothing is said the model under
+  evaluation speaks. Agents that the config freezes are not trained;
+- turns, payment, unusable replies and verdicts are the protocol's: a dialogue is played by `play_dialogue`, as
+  everywhere here;
+- an agent's side of a dialogue is one trace, as long as what it is shown only grows. Where it does not (a reply was
+  unusable, or held reasoning that nobody is shown again), it goes on in another trace, which begins with the whole
+  chat;
 - each trace is paid what the dialogue paid its agent. The record of the dialogue is in each trace's info;
-- a turn is one request, which this process sends through verifiers' own interception: no sandbox, and no program in one.
+- a turn is one request, which this process sends through verifiers' own interception: no sandbox, and no program in
+  one.
 """
 
 import asyncio
@@ -93,9 +97,14 @@ class OneCall(vf.Harness[OneCallConfig]):
             "messages": [{"role": message.role, "content": message.content or ""} for message in data.prompt],
         }
         if (schema := getattr(data, "reply_schema", None)) is not None:
-            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": schema}}
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "reply", "strict": True, "schema": schema},
+            }
         async with httpx.AsyncClient(timeout=None) as client:  # verifiers' own deadlines hold
-            response = await client.post(f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"})
+            response = await client.post(
+                f"{endpoint}/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
+            )
         failed = response.is_error
         return vf.ProgramResult(int(failed), "", response.text[-2000:] if failed else "")
 
@@ -131,7 +140,9 @@ class _Seat:
             return Answer(None, "unknown")
         message, reason = segment.messages[-1], trace.calls[-1].finish_reason
         self._shown = [*chat, {"role": "assistant", "content": message.content or ""}]
-        return Answer(message.content, FINISH_REASONS.get(str(reason).lower(), "unknown"), message.reasoning_content or "")
+        return Answer(
+            message.content, FINISH_REASONS.get(str(reason).lower(), "unknown"), message.reasoning_content or ""
+        )
 
     async def close(self) -> None:
         """The trace is complete."""
@@ -149,14 +160,18 @@ def environment(source: Source) -> tuple[type[vf.Taskset], type[vf.Env], type[vf
     game = game_of(source)
     agents = language_agents(game.config)
     roles: dict[str, Any] = {}
-    for name, settings in agents.items():  # the limit of tokens is the protocol's; what else there is to say of a model is its user's
+    # the limit of tokens is the protocol's; what else there is to say of a model is its user's
+    for name, settings in agents.items():
         sampling = vf.SamplingConfig(max_tokens=settings.reply_tokens)
         roles[name] = vf.AgentConfig, vf.AgentConfig(runtime=vf.SubprocessConfig(), sampling=sampling)
     config_of_env = pydantic.create_model("ProofEnvConfig", __base__=vf.EnvConfig, __module__=__name__, **roles)
 
     class ProofTaskset(vf.Taskset[ProofTask, ProofTasksetConfig]):
         def load(self) -> list[ProofTask]:
-            return [ProofTask(_row(game, item, number), self.config.task) for number, item in enumerate(game.chosen(self.config.split))]
+            return [
+                ProofTask(_row(game, item, number), self.config.task)
+                for number, item in enumerate(game.chosen(self.config.split))
+            ]
 
     class ProofEnv(vf.Env[config_of_env]):
         async def setup(self, agents_of_episode: vf.Agents) -> None:
@@ -185,7 +200,10 @@ def _row(game: Game, item: Any, number: int) -> ProofData:
 
 async def _played(game: Game, data: ProofData, agents: vf.Agents) -> tuple[Dialogue, list[vf.Trace]]:
     """The dialogue, and the traces of all who spoke."""
-    seats = {name: _Seat(getattr(agents, name), data.idx, game.scenario.reply_schema(name)) for name in game.scenario.protocol.agents}
+    seats = {
+        name: _Seat(getattr(agents, name), data.idx, game.scenario.reply_schema(name))
+        for name in game.scenario.protocol.agents
+    }
 
     async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, branch: Branch) -> Answer:
         return await seats[agent].answer(shape_chat(chat, "alternating"))

@@ -1,4 +1,5 @@
-"""What the scripts share: flags of one scheme, configs of the published settings under any protocol, one run for each seed.
+"""What the scripts share: flags of one scheme, configs of the published settings under any protocol, one run for each
+seed.
 
 Nothing heavy is imported before a run begins, so that `--help` and a wrong flag are answered at once.
 """
@@ -13,7 +14,13 @@ from typing import Any
 from nip_ray.errors import TrainingError, UserError
 
 CONFIGS = Path(__file__).resolve().parents[1] / "tune_configs"
-GI_CONFIGS = {"nip": "gi_published", "adp": "gi_adp", "debate": "gi_debate", "mnip": "gi_mnip", "solo_verifier": "gi_solo"}
+GI_CONFIGS = {
+    "nip": "gi_published",
+    "adp": "gi_adp",
+    "debate": "gi_debate",
+    "mnip": "gi_mnip",
+    "solo_verifier": "gi_solo",
+}
 CV_PROTOCOLS = ("solo_verifier", "adp", "debate", "merlin_arthur", "nip", "mnip")
 FREE_LENGTH = ("nip", "debate", "mnip")
 """Protocols whose numbers of rounds are a setting."""
@@ -29,9 +36,20 @@ def plain_parser(doc: str | None) -> ArgumentParser:
 def run_parser(doc: str | None, seed: int) -> ArgumentParser:
     """The flags of every script that makes runs. seed: where none is given."""
     made = plain_parser(doc)
-    made.add_argument("--seeds", type=int, nargs="+", default=[seed], metavar="S", help=f"one run for each (default: {seed})")
-    made.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR", help="where run folders are made (default: runs)")
-    made.add_argument("--set", dest="settings", action="append", default=[], metavar="A.B=C", help="set a key of the config; repeatable")
+    made.add_argument(
+        "--seeds", type=int, nargs="+", default=[seed], metavar="S", help=f"one run for each (default: {seed})"
+    )
+    made.add_argument(
+        "--out", type=Path, default=Path("runs"), metavar="DIR", help="where run folders are made (default: runs)"
+    )
+    made.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="set a key of the config; repeatable",
+    )
     return made
 
 
@@ -47,7 +65,10 @@ def gi_parser(doc: str | None) -> ArgumentParser:
     made = parser(doc)
     made.add_argument("--protocol", choices=sorted(GI_CONFIGS), default="nip", help="(default: nip)")
     made.add_argument("--provers", choices=("trained", "random"), default="trained", help="(default: trained)")
-    what = "the verifier learns for N iterations, then the first prover, then the second; again and again (default: all always)"
+    what = (
+        "the verifier learns for N iterations, then the first prover, then the second; again and again (default: all"
+        " always)"
+    )
     made.add_argument("--turns", type=int, nargs="+", metavar="N", help=what)
     return made
 
@@ -58,11 +79,17 @@ def train_gi(arguments: Namespace, rule: str | None = None) -> None:
 
 
 def gi_settings(arguments: Namespace, rule: str | None = None) -> list[str]:
-    """What the flags and `rule` change of the protocol's config, as `--set` has it. Raises UserError for wrong turns."""
+    """What the flags and `rule` change of the protocol's config, as `--set` has it. Raises UserError for wrong
+    turns."""
     protocol, settings = arguments.protocol, []
-    provers = [] if protocol == "solo_verifier" else ["prover"] if protocol in ("nip", "adp") else ["prover0", "prover1"]
+    provers = (
+        [] if protocol == "solo_verifier" else ["prover"] if protocol in ("nip", "adp") else ["prover0", "prover1"]
+    )
     if rule is not None:
-        settings += [assign("name", f"{rule.replace('_', '-')}-{protocol}"), *replace("algorithm", read(rule)["algorithm"])]
+        settings += [
+            assign("name", f"{rule.replace('_', '-')}-{protocol}"),
+            *replace("algorithm", read(rule)["algorithm"]),
+        ]
     if arguments.provers == "random":
         settings += [part for prover in provers for part in replace(f"scenario.agents.{prover}", {"kind": "random"})]
     if arguments.turns is not None:
@@ -71,12 +98,16 @@ def gi_settings(arguments: Namespace, rule: str | None = None) -> list[str]:
 
 
 def windows(agents: Sequence[str], turns: Sequence[int]) -> dict[str, Any]:
-    """Schedules under which the agents learn one after the other, each for so many iterations. Raises UserError for wrong numbers."""
+    """Schedules under which the agents learn one after the other, each for so many iterations. Raises UserError for
+    wrong numbers."""
     if len(turns) != len(agents) or min(turns) < 1:
-        raise UserError(f"--turns {' '.join(map(str, turns))}: expected {len(agents)} numbers >= 1, for {', '.join(agents)}")
+        raise UserError(
+            f"--turns {' '.join(map(str, turns))}: expected {len(agents)} numbers >= 1, for {', '.join(agents)}"
+        )
     ends = [sum(turns[: i + 1]) for i in range(len(turns))]
     return {
-        agent: {"kind": "contiguous", "period": ends[-1], "start": end - turn, "stop": end} for agent, turn, end in zip(agents, turns, ends)
+        agent: {"kind": "contiguous", "period": ends[-1], "start": end - turn, "stop": end}
+        for agent, turn, end in zip(agents, turns, ends)
     }
 
 
@@ -84,8 +115,13 @@ def cv_parser(doc: str | None) -> ArgumentParser:
     """The same for language agents: their protocol, and who answers for them."""
     made = parser(doc)
     made.add_argument("--protocol", choices=CV_PROTOCOLS, default="nip", help="(default: nip)")
-    who = "hosted: the published models by the OpenAI protocol ($OPENAI_BASE_URL, $OPENAI_API_KEY); local: a small model made here; "
-    made.add_argument("--provider", choices=("hosted", "local", "dummy"), default="hosted", help=f"{who}dummy: random replies")
+    who = (
+        "hosted: the published models by the OpenAI protocol ($OPENAI_BASE_URL, $OPENAI_API_KEY); local: a small model"
+        " made here; "
+    )
+    made.add_argument(
+        "--provider", choices=("hosted", "local", "dummy"), default="hosted", help=f"{who}dummy: random replies"
+    )
     return made
 
 
@@ -98,14 +134,23 @@ def cv_settings(arguments: Namespace, rule: str) -> tuple[str, list[str]]:
     """(config, what the flags change of it)."""
     file = {"ei": "ei_cv_offline", "malt": "malt_cv_offline"}[rule] if arguments.provider == "local" else f"{rule}_cv"
     written = read(file)
-    limits = {key: written["protocol"][key] for key in ("min_rounds", "max_rounds") if arguments.protocol in FREE_LENGTH}
+    limits = {
+        key: written["protocol"][key] for key in ("min_rounds", "max_rounds") if arguments.protocol in FREE_LENGTH
+    }
     agents = written["scenario"]["agents"]
     if "prover" in agents:
         agents["_default"] = {**agents.pop("prover"), "group": "provers"}  # as published, two provers share a model
-    settings = [assign("name", f"{rule}-cv-{arguments.protocol}"), *replace("protocol", {"name": arguments.protocol, **limits})]
+    settings = [
+        assign("name", f"{rule}-cv-{arguments.protocol}"),
+        *replace("protocol", {"name": arguments.protocol, **limits}),
+    ]
     if arguments.provider == "dummy":
         agents = {"_default": {"provider": "dummy", "model": "none"}}
-        settings += [*replace("providers", {"dummy": {"name": "dummy"}}), *replace("budget", {}), "algorithm.rollouts_per_iteration=20"]
+        settings += [
+            *replace("providers", {"dummy": {"name": "dummy"}}),
+            *replace("budget", {}),
+            "algorithm.rollouts_per_iteration=20",
+        ]
         settings += replace("scenario.data", {"num_train": 200, "num_test": 48})
     return file, [*settings, *replace("scenario.agents", agents)]
 
@@ -117,7 +162,10 @@ def train(arguments: Namespace, file: str, settings: Sequence[str] = ()) -> None
 
     if arguments.iterations is not None:
         settings = [*settings, f"iterations={arguments.iterations}"]
-    configs = [load_config(CONFIGS / f"{file}.yaml", [*settings, *arguments.settings, f"seed={seed}"]) for seed in arguments.seeds]
+    configs = [
+        load_config(CONFIGS / f"{file}.yaml", [*settings, *arguments.settings, f"seed={seed}"])
+        for seed in arguments.seeds
+    ]
     for config in configs:
         result = run_experiment(config, arguments.out / f"{config.name}-seed{config.seed}")
         keys = [f"{prefix}/verifier/{name}" for prefix in ("eval", "eval_sampled") for name in HEADLINES]
@@ -138,12 +186,14 @@ def assign(key: str, value: Any) -> str:
 
 
 def replace(key: str, value: Mapping[str, Any]) -> tuple[str, str]:
-    """What `--set` needs to put a mapping in the place of another, of which it would keep what `value` does not name."""
+    """What `--set` needs to put a mapping in the place of another, of which it would keep what `value` does not
+    name."""
     return assign(key, None), assign(key, value)
 
 
 def run(main: Callable[[], None]) -> None:
-    """Call `main`; a mistake of the user's ends in one line and status 2, training that broke down in one line and status 1."""
+    """Call `main`; a mistake of the user's ends in one line and status 2, training that broke down in one line and
+    status 1."""
     try:
         main()
     except (UserError, TrainingError) as error:

@@ -15,8 +15,16 @@ def main() -> None:
     parser = plain_parser(__doc__)
     parser.add_argument("out", type=Path, help="a .npz file, or a folder")
     parser.add_argument("--pairs", type=int, default=1000, metavar="N", help="(default: 1000)")
-    parser.add_argument("--test-pairs", type=int, default=0, metavar="N", help="held-out pairs, none of them among the others (default: 0)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same pairs (default: 0)")
+    parser.add_argument(
+        "--test-pairs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="held-out pairs, none of them among the others (default: 0)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="the same seed gives the same pairs (default: 0)"
+    )
     parser.add_argument("--exclude", type=Path, metavar="FILE", help="a data set whose pairs must not occur")
     parser.add_argument("--force", action="store_true", help="replace data sets that are there")
     arguments = parser.parse_args()
@@ -25,7 +33,12 @@ def main() -> None:
 
     given = vars(arguments)
     summary = write_dataset(
-        given["out"], given["pairs"], given["seed"], test_pairs=given["test_pairs"], exclude=given["exclude"], replace=given["force"]
+        given["out"],
+        given["pairs"],
+        given["seed"],
+        test_pairs=given["test_pairs"],
+        exclude=given["exclude"],
+        replace=given["force"],
     )
     print(json.dumps(summary, indent=2))
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""How well a language model judges programs alone, untrained: a lone verifier on held-out items, by difficulty, with 95 % intervals.
+"""How well a language model judges programs alone, untrained: a lone verifier on held-out items, by difficulty, with 95
+% intervals.
 
-OPENAI_API_KEY=... python scripts/cv_benchmark.py --model gpt-4o-mini --source buggy_apps --difficulties interview --max-problems 50
+OPENAI_API_KEY=... python scripts/cv_benchmark.py --model gpt-4o-mini --source buggy_apps --difficulties interview
+--max-problems 50
 python scripts/cv_benchmark.py --provider local --model /models/a-folder   # a Hugging Face model on this machine
 python scripts/cv_benchmark.py --provider dummy                           # random replies, to try it out
 """
@@ -19,11 +21,18 @@ FIGURES = ("accuracy", "completeness", "soundness", "undecided", "acceptance", "
 def main() -> None:
     """One run for each seed and difficulty; prints a line of JSON for each."""
     parser = run_parser(__doc__, 0)
-    parser.add_argument("--provider", choices=PROVIDERS, default="openai", help="openai: any service of that protocol ($OPENAI_BASE_URL)")
+    parser.add_argument(
+        "--provider",
+        choices=PROVIDERS,
+        default="openai",
+        help="openai: any service of that protocol ($OPENAI_BASE_URL)",
+    )
     parser.add_argument("--model", default="default", help="its name at the provider (local: a folder)")
     parser.add_argument("--source", choices=("built_in", "buggy_apps"), default="built_in", help="(default: built_in)")
     parser.add_argument("--difficulties", nargs="+", choices=DIFFICULTIES, default=DIFFICULTIES, help="(default: all)")
-    parser.add_argument("--max-problems", type=int, default=10, metavar="N", help="items of each difficulty (default: 10)")
+    parser.add_argument(
+        "--max-problems", type=int, default=10, metavar="N", help="items of each difficulty (default: 10)"
+    )
     parser.add_argument("--n-attempts", type=int, default=5, metavar="N", help="verdicts on each item (default: 5)")
     parser.add_argument("--temperature", type=float, default=1.0, help="(default: 1)")
     arguments = parser.parse_args()
@@ -49,7 +58,11 @@ def experiment(arguments: Namespace, seed: int, level: str) -> dict[str, Any]:
         "iterations": 1,
         "protocol": {"name": "solo_verifier"},
         "scenario": {"name": "code_validation", "data": data, "agents": {"verifier": verifier}},
-        "algorithm": {"name": "expert_iteration", "rollouts_per_iteration": 1, "num_test_repeats": arguments.n_attempts},
+        "algorithm": {
+            "name": "expert_iteration",
+            "rollouts_per_iteration": 1,
+            "num_test_repeats": arguments.n_attempts,
+        },
         "providers": {"judge": PROVIDERS[arguments.provider]},
     }
 

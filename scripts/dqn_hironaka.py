@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Deep Q-learning on Hironaka's game: train a host or an agent, and count its games in 10,000 rounds against every scripted player.
+"""Deep Q-learning on Hironaka's game: train a host or an agent, and count its games in 10,000 rounds against every
+scripted player.
 
 python scripts/dqn_hironaka.py --role host --seeds 0 1 2
 python scripts/dqn_hironaka.py --role agent --iterations 50 --rounds 100000
@@ -27,7 +28,11 @@ def train(arguments: Namespace) -> None:
     from nip_ray.evaluation.verbs.matches import play_match
     from nip_ray.settings.hironaka import SCRIPTED
 
-    settings = list(arguments.settings) if arguments.iterations is None else [f"iterations={arguments.iterations}", *arguments.settings]
+    settings = (
+        list(arguments.settings)
+        if arguments.iterations is None
+        else [f"iterations={arguments.iterations}", *arguments.settings]
+    )
     for seed in arguments.seeds:
         config = load_config(CONFIGS / f"hironaka_{arguments.role}.yaml", [*settings, f"seed={seed}"])
         result = run_experiment(config, arguments.out / f"{config.name}-seed{seed}")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Rewrite the vocabulary of the default model from the files named: text, or a .jsonl file with questions and solutions.
+"""Rewrite the vocabulary of the default model from the files named: text, or a .jsonl file with questions and
+solutions.
 
 python scripts/learn_vocabulary.py FILE ...
 """
@@ -23,7 +24,10 @@ def learn_vocabulary(texts: Iterable[str], size: int = SIZE) -> str:
     made.pre_tokenizer = parts.Sequence([parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)])
     made.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, special_tokens=list(SPECIAL), initial_alphabet=sorted(parts.ByteLevel.alphabet()), show_progress=False
+        vocab_size=size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(parts.ByteLevel.alphabet()),
+        show_progress=False,
     )
     made.train_from_iterator(texts, trainer)
     return made.to_str(pretty=False)

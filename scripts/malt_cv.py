@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""MALT (trees of replies, preference pairs) on code validation with the published setting, for one protocol and any number of seeds.
+"""MALT (trees of replies, preference pairs) on code validation with the published setting, for one protocol and any
+number of seeds.
 
 OPENAI_API_KEY=... python scripts/malt_cv.py --protocol nip --set budget.usd=50
 python scripts/malt_cv.py --provider local                  # a small model made here, in minutes

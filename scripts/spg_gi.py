@@ -13,7 +13,9 @@ VARIANTS = ("spg", "pspg", "lola", "pola", "sos", "psos")
 def main() -> None:
     """Train once for each seed and print the held-out figures."""
     parser = gi_parser(__doc__)
-    parser.add_argument("--variant", choices=VARIANTS, default="psos", help="which rule of the family (default: psos, as published)")
+    parser.add_argument(
+        "--variant", choices=VARIANTS, default="psos", help="which rule of the family (default: psos, as published)"
+    )
     arguments = parser.parse_args()
     train_gi(arguments, f"{arguments.variant}_gi")
 

@@ -30,7 +30,9 @@ TINY: dict[str, Any] = dict(
 
 _TURNS = [(True, False, True), (False, True, True), (True, True, False)]
 ORDERS: list[tuple[str, dict[str, Any]]] = [
-    (name, dict(verifier_first=v, sequential=s, prover0_first=p, max_rounds=5)) for name in ("debate", "mnip") for v, s, p in _TURNS
+    (name, dict(verifier_first=v, sequential=s, prover0_first=p, max_rounds=5))
+    for name in ("debate", "mnip")
+    for v, s, p in _TURNS
 ]
 PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("nip", {}),
@@ -54,7 +56,9 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
 
 def protocol_id(value: tuple[str, dict[str, Any]]) -> str:
     """A short name of an entry of `PROTOCOLS`."""
-    return "-".join([value[0], *(f"{key}={given if isinstance(given, str) else int(given)}" for key, given in value[1].items())])
+    return "-".join(
+        [value[0], *(f"{key}={given if isinstance(given, str) else int(given)}" for key, given in value[1].items())]
+    )
 
 
 def random_pairs(seed: int, sizes: tuple[int, ...] = (4, 5, 6, 6, 5, 4), num_nodes: int = 6) -> GraphPairs:
@@ -87,7 +91,13 @@ def graph_scenario(
     made = GraphAgentSettings(**{**TINY, **agent_settings})
     agents = dict.fromkeys(protocol.agents, made)
     return GraphIsomorphism(
-        protocol, pairs, pairs, agents, shared_body=shared_body, message_size=message_size, linear_symbols=linear_symbols
+        protocol,
+        pairs,
+        pairs,
+        agents,
+        shared_body=shared_body,
+        message_size=message_size,
+        linear_symbols=linear_symbols,
     )
 
 

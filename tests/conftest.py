@@ -1,6 +1,7 @@
 """Shared by all tests: an environment that leaves no trace in $HOME, and one Ray instance for the whole session.
 
-The environment is set while this file is imported, so before any test imports torch or ray, and child processes inherit it.
+The environment is set while this file is imported, so before any test imports torch or ray, and child processes inherit
+it.
 """
 
 import gc
@@ -19,7 +20,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 THREADS = "1"
-SCRATCH = Path(tempfile.mkdtemp(prefix="nr", dir="/tmp"))  # short: Ray puts Unix sockets below it, and their paths end at 107 characters
+# short: Ray puts Unix sockets below it, and their paths end at 107 characters
+SCRATCH = Path(tempfile.mkdtemp(prefix="nr", dir="/tmp"))
 
 os.environ.update(
     HOME=str(SCRATCH),  # caches and default result folders of libraries go there, and with it they are removed
@@ -30,9 +32,11 @@ os.environ.update(
     MPLCONFIGDIR=str(SCRATCH / "matplotlib"),
     OMP_NUM_THREADS=THREADS,
     MKL_NUM_THREADS=THREADS,
-    # Ray knows "disabled" and "token". Left unset, a new local cluster writes a token to ~/.ray; tests talk to themselves only.
+    # Ray knows "disabled" and "token". Left unset, a new local cluster writes a token to ~/.ray; tests talk to
+    # themselves only.
     RAY_AUTH_MODE="disabled",
-    NIP_PROVIDER_KEY="sk-canary-7d2c41f0a9b84e55",  # of the provider for tests; here, so that Ray's workers have it, too
+    # of the provider for tests; here, so that Ray's workers have it, too
+    NIP_PROVIDER_KEY="sk-canary-7d2c41f0a9b84e55",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     RAY_worker_niceness="0",  # else every other process goes first, and who waits for a worker waits for them all
@@ -43,12 +47,14 @@ os.environ.update(
 os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there
 (SCRATCH / "ray").mkdir()
 
-ssl.create_default_context = cache(ssl.create_default_context)  # every client of a provider reads the system's certificates for it
+# every client of a provider reads the system's certificates for it
+ssl.create_default_context = cache(ssl.create_default_context)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Processes that tests start obey an interrupt, though a shell that runs the tests in the background has it ignored."""
+    """Processes that tests start obey an interrupt, though a shell that runs the tests in the background has it
+    ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -57,8 +63,19 @@ FIRST = tuple(
     f"tests/{name}.py"
     for name in (
         *("text/training/test_training", "text/training/test_policy_gradient", "text/training/test_service_training"),
-        *("serving/test_server", "serving/test_fine_tune", "runs/test_resume", "rllib/test_matrix", "drivers/test_experiments"),
-        *("drivers/test_equality", "tracking/test_wandb_tracker", "storage/test_mirror", "text/providers/test_openai_chat"),
+        *(
+            "serving/test_server",
+            "serving/test_fine_tune",
+            "runs/test_resume",
+            "rllib/test_matrix",
+            "drivers/test_experiments",
+        ),
+        *(
+            "drivers/test_equality",
+            "tracking/test_wandb_tracker",
+            "storage/test_mirror",
+            "text/providers/test_openai_chat",
+        ),
     )
 )
 """Files that take longest, so that no worker is left with one of them at the end."""
@@ -85,7 +102,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers, tests that use the Ray instance go to one of them and begin; the other tests of a file stay together."""
+    """With several workers, tests that use the Ray instance go to one of them and begin; the other tests of a file stay
+    together."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByRayAndFile(LoadScopeScheduling):
@@ -106,12 +124,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 DRAWS = ("tests/evaluation/report/", "tests/evaluation/test_report.py", "tests/browser")
-"""Where pictures are looked at. Elsewhere figures are made and not rasterised, which takes longer than a tiny run's training."""
+"""Where pictures are looked at. Elsewhere figures are made and not rasterised, which takes longer than a tiny run's
+training."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "torch" in sys.modules:  # one thread, whatever an earlier test left: on small tensors several only wait for each other
+    # one thread, whatever an earlier test left: on small tensors several only wait for each other
+    if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(THREADS))
     for (canvas, name), (real, stub) in _writers().items():
         setattr(canvas, name, real if item.nodeid.startswith(DRAWS) else stub)
@@ -126,7 +146,10 @@ def _writers() -> dict[tuple[Any, str], tuple[Any, Any]]:
     def empty(content: Any) -> Any:
         return lambda canvas, file, **_: file.write(content)
 
-    made = {(FigureCanvasSVG, "print_svg"): empty('<svg viewBox="0 0 1 1"><g ></g></svg>'), (FigureCanvasPdf, "print_pdf"): empty(b"%PDF-")}
+    made = {
+        (FigureCanvasSVG, "print_svg"): empty('<svg viewBox="0 0 1 1"><g ></g></svg>'),
+        (FigureCanvasPdf, "print_pdf"): empty(b"%PDF-"),
+    }
     return {(canvas, name): (getattr(canvas, name), stub) for (canvas, name), stub in made.items()}
 
 

@@ -47,7 +47,8 @@ def test_the_plain_loop_and_rllib_learn_the_same(name: str, monkeypatch: pytest.
 
 
 def test_the_gate_tells_a_slowdown_from_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten pairs by two clocks: 5 % by one of them is found under a noise of 2 %, and equal trees or wide noise are no slowdown."""
+    """Ten pairs by two clocks: 5 % by one of them is found under a noise of 2 %, and equal trees or wide noise are no
+    slowdown."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     gate = importlib.import_module("gate")
     try:
@@ -63,7 +64,9 @@ def test_the_gate_tells_a_slowdown_from_noise(monkeypatch: pytest.MonkeyPatch) -
             sys.modules.pop(module, None)
 
 
-def test_the_table_of_protocols_has_both_halves_of_the_worst_case_and_no_interval_of_two_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_protocols_has_both_halves_of_the_worst_case_and_no_interval_of_two_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     table, made = importlib.import_module("protocol_table"), importlib.import_module("_protocol_table_page")
     right = {"estimate": 0.25, "lower": 0.125, "upper": 0.5, "n": 8}
@@ -72,11 +75,19 @@ def test_the_table_of_protocols_has_both_halves_of_the_worst_case_and_no_interva
     assert table.completeness_error(chosen) == {"estimate": 0.75, "lower": 0.5, "upper": 0.875, "n": 8, "by": "own"}
     exact = {**chosen, "attack": {"completeness": {"every_message": {**right, "estimate": 0.2}}}}
     assert table.completeness_error(exact)["by"] == "every_message"
-    row = {"case": "debate", "seed": 0, "minutes": 1.0, **dict.fromkeys(("accuracy", "searched", "soundness_error"), right)}
-    lines = made._table({"debate": [{**row, "completeness_error": table.completeness_error(chosen)}]}, {}, {}).splitlines()
+    row = {
+        "case": "debate",
+        "seed": 0,
+        "minutes": 1.0,
+        **dict.fromkeys(("accuracy", "searched", "soundness_error"), right),
+    }
+    lines = made._table(
+        {"debate": [{**row, "completeness_error": table.completeness_error(chosen)}]}, {}, {}
+    ).splitlines()
     assert lines[2] == "| debate | 1 | .250 | .250 | +0.000 (+0.000 to +0.000) | .250 | .750 | - | - | 1.0, - |"
     tried = [
-        {"case": "nip", "lr": rate, "accuracy": {"estimate": share}} for rate, share in ((1.0, 0.9), (1.0, 0.5), (1.0, 0.5), (2.0, 0.6))
+        {"case": "nip", "lr": rate, "accuracy": {"estimate": share}}
+        for rate, share in ((1.0, 0.9), (1.0, 0.5), (1.0, 0.5), (2.0, 0.6))
     ]
     assert (table.tuned(tried, "nip", 3.0), table.tuned(tried, "mnip", 3.0)) == (2.0, 3.0)
     seeds = [{"estimate": share, "n": 100} for share in (0.5, 0.6, 0.55, 0.5, 0.6)]

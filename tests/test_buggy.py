@@ -59,11 +59,16 @@ class Script:
 def problem(
     number: int = 1, solutions: Sequence[str] = (RIGHT, ALSO_RIGHT), tests: Sequence[tuple[str, str]] = TESTS
 ) -> ProgrammingProblem:
-    return ProgrammingProblem("train", number, "interview", "Read a number and print it doubled.", tuple(solutions), tuple(tests))
+    return ProgrammingProblem(
+        "train", number, "interview", "Read a number and print it doubled.", tuple(solutions), tuple(tests)
+    )
 
 
 def make(
-    out: Path, rule: Callable[[ChatRequest], str | None] | Script, problems: Sequence[ProgrammingProblem], **options: Any
+    out: Path,
+    rule: Callable[[ChatRequest], str | None] | Script,
+    problems: Sequence[ProgrammingProblem],
+    **options: Any,
 ) -> dict[str, int]:
     client = rule if isinstance(rule, Script) else Script(rule)
     chosen = BuggyOptions("m", **{"max_attempts": 1, **options})
@@ -77,15 +82,21 @@ def rows(out: Path) -> list[dict[str, Any]]:
 def test_replies_are_parsed() -> None:
     assert parse_candidate(reply("a\nb\n", "1\n2", "3")) == Candidate("a\nb", ("1\n2", "3"))
     assert parse_candidate("modified solution:\n\n```\nx\n```") == Candidate("x", ())
-    assert parse_candidate("MODIFIED SOLUTION:\n```\nfirst\n```\nBetter:\nMODIFIED SOLUTION:\n```\nsecond\n```") == Candidate("second", ())
+    assert parse_candidate(
+        "MODIFIED SOLUTION:\n```\nfirst\n```\nBetter:\nMODIFIED SOLUTION:\n```\nsecond\n```"
+    ) == Candidate("second", ())
 
 
-@pytest.mark.parametrize("text", [None, "", "no idea", "```python\nx\n```", "MODIFIED SOLUTION:\nx = 1", "MODIFIED SOLUTION:\n```\n\n```"])
+@pytest.mark.parametrize(
+    "text", [None, "", "no idea", "```python\nx\n```", "MODIFIED SOLUTION:\nx = 1", "MODIFIED SOLUTION:\n```\n\n```"]
+)
 def test_replies_without_a_program(text: str | None) -> None:
     assert parse_candidate(text) is None
 
 
-@pytest.mark.parametrize("text", ["import os; os.system('x')", "import subprocess", "x = eval(input())", "__import__('x')"])
+@pytest.mark.parametrize(
+    "text", ["import os; os.system('x')", "import subprocess", "x = eval(input())", "__import__('x')"]
+)
 def test_dangerous_programs_are_thrown_away(text: str) -> None:
     assert parse_candidate(reply(text + "\n")) is None
 
@@ -97,7 +108,9 @@ def test_a_wrong_program_makes_a_row(tmp_path: Path) -> None:
     (row,) = rows(tmp_path / "x.jsonl")
     (bug,) = row["buggy_solutions"]
     original = (RIGHT, ALSO_RIGHT)[bug["solution_number"]]
-    assert row["solutions"] == [(RIGHT, ALSO_RIGHT)[1 - bug["solution_number"]]], "the one that was changed is not kept as well"
+    assert row["solutions"] == [(RIGHT, ALSO_RIGHT)[1 - bug["solution_number"]]], (
+        "the one that was changed is not kept as well"
+    )
     assert {key: row[key] for key in ("apps_split", "apps_problem_id", "difficulty")} == {
         "apps_split": "train",
         "apps_problem_id": 1,
@@ -116,7 +129,10 @@ def test_a_wrong_program_makes_a_row(tmp_path: Path) -> None:
 
 
 IN_A_THREAD = "import threading\ndef main(): print(2 * int(input()))\nthreading.Thread(target=main).start()\n"
-AT_EXIT = "import atexit, io, sys\nsys.stdout = io.StringIO()\natexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))\n"
+AT_EXIT = (
+    "import atexit, io, sys\nsys.stdout = io.StringIO()\natexit.register(lambda:"
+    " sys.__stdout__.write(sys.stdout.getvalue()))\n"
+)
 AT_EXIT += "print(2 * int(input()))\n"
 
 
@@ -143,11 +159,15 @@ def test_what_is_no_bug(tmp_path: Path, candidate: str) -> None:
 def test_only_solutions_that_pass_are_used(tmp_path: Path) -> None:
     wrong = "print(1)\n"
     client = Script(lambda request: reply(wrong))
-    assert make(tmp_path / "x.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT, ALSO_RIGHT, NOT_RIGHT))])["made"] == 1
+    assert (
+        make(tmp_path / "x.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT, ALSO_RIGHT, NOT_RIGHT))])["made"] == 1
+    )
     assert all(NOT_RIGHT not in request.messages[-1]["content"] for request in client.requests)
     row = rows(tmp_path / "x.jsonl")[0]
     assert NOT_RIGHT not in row["solutions"]
-    assert make(tmp_path / "y.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT))])["made"] == 0, "nothing is left to be kept"
+    assert make(tmp_path / "y.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT))])["made"] == 0, (
+        "nothing is left to be kept"
+    )
 
 
 def test_solutions_that_end_by_exit_are_used(tmp_path: Path) -> None:
@@ -178,10 +198,16 @@ def test_problems_that_are_done_are_not_paid_for_again(tmp_path: Path) -> None:
     rule = lambda request: reply("bad\n") if int(request.key.split("/")[2]) % 2 else "no"  # noqa: E731
     first = Script(rule)
     options = BuggyOptions("m", max_attempts=1)
-    assert asyncio.run(make_buggy(problems[:4], first, out, options, FAST)) == {"made": 2, "without_row": 2, "done_before": 0}
+    assert asyncio.run(make_buggy(problems[:4], first, out, options, FAST)) == {
+        "made": 2,
+        "without_row": 2,
+        "done_before": 0,
+    }
     second = Script(rule)
     seen: list[tuple[int, int]] = []
-    counts = asyncio.run(make_buggy(problems, second, out, options, FAST, lambda done, total: seen.append((done, total))))
+    counts = asyncio.run(
+        make_buggy(problems, second, out, options, FAST, lambda done, total: seen.append((done, total)))
+    )
     assert counts == {"made": 1, "without_row": 1, "done_before": 4}
     assert {request.key.split("/")[2] for request in second.requests} == {"4", "5"}
     assert seen == [(5, 6), (6, 6)]
@@ -210,7 +236,9 @@ def test_what_was_finished_stays_when_the_client_gives_up(tmp_path: Path) -> Non
 
     problems = [problem(i, ("a", "b")) for i in (1, 2, 7, 8)]
     with pytest.raises(TrainingError, match="out of money"):
-        asyncio.run(make_buggy(problems, Script(rule), out, BuggyOptions("m", max_attempts=1, problems_at_once=1), FAST))
+        asyncio.run(
+            make_buggy(problems, Script(rule), out, BuggyOptions("m", max_attempts=1, problems_at_once=1), FAST)
+        )
     assert [row["apps_problem_id"] for row in rows(out)] == [1, 2]
 
 
@@ -225,7 +253,13 @@ def test_damaged_files(tmp_path: Path) -> None:
 def apps(number: Any = 1, tests: Any = None, **more: Any) -> Row:
     tests = {"inputs": ["1\n", ["2", "x"]], "outputs": ["2\n", ["4"]]} if tests is None else tests
     text = tests if isinstance(tests, str) else json.dumps(tests)
-    values = {"problem_id": number, "question": "q", "difficulty": "interview", "solutions": json.dumps(["a", "b"]), "input_output": text}
+    values = {
+        "problem_id": number,
+        "question": "q",
+        "difficulty": "interview",
+        "solutions": json.dumps(["a", "b"]),
+        "input_output": text,
+    }
     return Row(f"line {number}", {**values, **more})
 
 

@@ -1,4 +1,5 @@
-"""The command line: what it accepts, prints and exits with. Training is a stand-in here; its own tests are elsewhere."""
+"""The command line: what it accepts, prints and exits with. Training is a stand-in here; its own tests are
+elsewhere."""
 
 import io
 import json
@@ -27,7 +28,9 @@ from nip_ray.errors import TrainingError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNE_CONFIGS = sorted(
-    path for path in (ROOT / "tune_configs").glob("*.yaml") if not path.stem.startswith(("sweep_", "protocols_", "runner_"))
+    path
+    for path in (ROOT / "tune_configs").glob("*.yaml")
+    if not path.stem.startswith(("sweep_", "protocols_", "runner_"))
 )
 QUICKSTART = str(ROOT / "tune_configs" / "quickstart.yaml")
 
@@ -76,7 +79,11 @@ class Runs:
             raise self.error
         (run_dir / "report.html").write_text("")
         (run_dir / "metrics.jsonl").write_text('{"iteration": 1, "eval/verifier/accuracy": 0.75, "version": 1}\n')
-        return Played(run_dir, {"eval/verifier/accuracy": 0.75, "eval/verifier/accuracy/wl_score=2": 0.1, "env_steps": 9}, iterations)
+        return Played(
+            run_dir,
+            {"eval/verifier/accuracy": 0.75, "eval/verifier/accuracy/wl_score=2": 0.1, "env_steps": 9},
+            iterations,
+        )
 
 
 @pytest.fixture
@@ -105,11 +112,14 @@ def spent_by_children() -> float:
 
 
 def test_help_is_instant() -> None:
-    """Under a second of work, the start of Python included; the best of three. Waiting for other programs on the machine is not counted."""
+    """Under a second of work, the start of Python included; the best of three. Waiting for other programs on the
+    machine is not counted."""
     seconds = []
     for _ in range(3):
         start = spent_by_children()
-        done = subprocess.run([sys.executable, "-m", "nip_ray.cli", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "nip_ray.cli", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
         seconds.append(spent_by_children() - start)
         assert "train" in done.stdout
     assert min(seconds) < 1.0
@@ -121,7 +131,8 @@ import sys
 from typer.testing import CliRunner
 from nip_ray.cli import app
 codes = [CliRunner().invoke(app, ["train", {QUICKSTART!r}, *more]).exit_code for more in (
-    ["--dry-run"], ["--set", "algorithm.minibatch_size=1"], ["--set", "protocol.nme=1"], ["--set", "protocol.name=chess"])]
+    ["--dry-run"], ["--set", "algorithm.minibatch_size=1"], ["--set", "protocol.nme=1"],
+    ["--set", "protocol.name=chess"])]
 codes += [CliRunner().invoke(app, verb).exit_code for verb in (["schema"], ["list", "tests"])]
 print(codes, sorted({{"torch", "ray", "numpy", "matplotlib"}} & set(sys.modules)))
 """
@@ -145,7 +156,13 @@ def test_every_verb_has_help(verb: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["trian"], ["train"], ["train", QUICKSTART, "--iterations", "many"], ["train", QUICKSTART, "--nope"], ["data", "graph-isomorphism"]],
+    [
+        ["trian"],
+        ["train"],
+        ["train", QUICKSTART, "--iterations", "many"],
+        ["train", QUICKSTART, "--nope"],
+        ["data", "graph-isomorphism"],
+    ],
 )
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     result = call(*arguments)
@@ -166,13 +183,17 @@ def complete(*words: str) -> list[str]:
         (["tr"], ["train"]),
         (["train", "--dr"], ["--dry-run"]),
         (["train", QUICKSTART, "--set", "algorithm.l"], ["algorithm.lam=", "algorithm.loss=", "algorithm.lr="]),
-        (["train", QUICKSTART, "--set", "algorithm.name=reinforce", "--set", "algorithm.l"], ["algorithm.lam=", "algorithm.lr="]),
+        (
+            ["train", QUICKSTART, "--set", "algorithm.name=reinforce", "--set", "algorithm.l"],
+            ["algorithm.lam=", "algorithm.lr="],
+        ),
         (["train", QUICKSTART, "--set", "scenario.agents.verifier.d_n"], ["scenario.agents.verifier.d_node_selector="]),
         (
             ["train", "no.yaml", "--set", "algorithm.lear"],
             ["algorithm.learning_rate="],
         ),
-        (["train", str(ROOT / "tune_configs/pg_state_tracking.yaml"), "--set", "algorithm.curric"], []),  # a list, of no agents
+        # a list, of no agents
+        (["train", str(ROOT / "tune_configs/pg_state_tracking.yaml"), "--set", "algorithm.curric"], []),
         (["run", "--set", "driver.timest"], ["driver.timesteps="]),
         (["sweep", "--set", "sweep.storage"], ["sweep.storage_path="]),
         (["resume", "a-run", "--set", "tracking.wandb.mode"], ["tracking.wandb.mode="]),
@@ -184,7 +205,9 @@ def complete(*words: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_the_shell_completes(words: list[str], offered: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_completes(
+    words: list[str], offered: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(run_dir.parent)
     assert complete("nip-ray", *words) == offered
 
@@ -221,7 +244,15 @@ def test_list_keeps_words_whole_in_a_narrow_terminal(tmp_path: Path, monkeypatch
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     words = set(terminal.getvalue().split())
-    assert {"gi_adp-seed-0-first", "graph_isomorphism,", "interrupted", "125/400", "eval_sampled/verifier/", "accuracy", "0.7500"} <= words
+    assert {
+        "gi_adp-seed-0-first",
+        "graph_isomorphism,",
+        "interrupted",
+        "125/400",
+        "eval_sampled/verifier/",
+        "accuracy",
+        "0.7500",
+    } <= words
 
 
 def test_the_script_for_bash_completes(tmp_path: Path) -> None:
@@ -231,7 +262,12 @@ def test_the_script_for_bash_completes(tmp_path: Path) -> None:
     (tmp_path / "nip-ray").chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-c", f'{script}; echo "${{COMPREPLY[@]}}"'], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+        ["bash", "-c", f'{script}; echo "${{COMPREPLY[@]}}"'],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "algorithm.lam= algorithm.loss= algorithm.lr="
 
@@ -260,7 +296,9 @@ def test_dry_run_of_every_shipped_config(path: Path) -> None:
     short = call("train", path, "--dry-run", "--diff")
     assert config_from_dict(yaml.safe_load(short.stdout)) == load_config(path)
     assert len(short.stdout) < len(result.stdout) / 2
-    assert f"nip-ray train tune_configs/{path.name}" in path.read_text(encoding="utf-8"), "its header says how to run it"
+    assert f"nip-ray train tune_configs/{path.name}" in path.read_text(encoding="utf-8"), (
+        "its header says how to run it"
+    )
 
 
 def test_the_page_of_configs_names_each() -> None:
@@ -274,7 +312,9 @@ def test_flags_and_settings_reach_the_config() -> None:
     result = call("train", QUICKSTART, "--dry-run", *settings, "--iterations", "5", "--seed", "9")
     config = config_from_dict(yaml.safe_load(result.stdout))
     assert (config.iterations, config.seed, config.algorithm.lr) == (5, 9, 1e-4)
-    assert config == load_config(QUICKSTART, ["scenario.agents.prover.d_gnn=32", "algorithm.lr=1e-4", "iterations=5", "seed=9"])
+    assert config == load_config(
+        QUICKSTART, ["scenario.agents.prover.d_gnn=32", "algorithm.lr=1e-4", "iterations=5", "seed=9"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,14 +322,20 @@ def test_flags_and_settings_reach_the_config() -> None:
     [
         (["nowhere.yaml"], "nowhere.yaml: no such file"),
         ([QUICKSTART.replace("start", "strat")], f"did you mean {QUICKSTART}?"),
-        ([QUICKSTART, "--set", "algoritm.epochs=1"], "error: command line: algoritm: unknown key, did you mean algorithm?"),
+        (
+            [QUICKSTART, "--set", "algoritm.epochs=1"],
+            "error: command line: algoritm: unknown key, did you mean algorithm?",
+        ),
         (
             [QUICKSTART, "--set", "play.num_copies=1"],
             f"{QUICKSTART} with --set play.num_copies=1: algorithm.minibatch_size: got ",
         ),
         ([QUICKSTART, "--diff"], "--diff: goes with --dry-run"),
         ([QUICKSTART, "--set", "scenario.agents.verifier.num_gnn_layer=1"], "did you mean num_gnn_layers?"),
-        ([QUICKSTART, "--set", "protocol.name=adp", "--set", "protocol.max_rounds=5"], "protocol.max_rounds: got 5, but adp always has 2"),
+        (
+            [QUICKSTART, "--set", "protocol.name=adp", "--set", "protocol.max_rounds=5"],
+            "protocol.max_rounds: got 5, but adp always has 2",
+        ),
         ([QUICKSTART, "--set", "seed"], "must look like key.subkey=value"),
         ([QUICKSTART, "--iterations", "0"], "iterations: got 0, expected integer >= 1"),
     ],
@@ -304,7 +350,11 @@ def test_run_folders(runs: Runs) -> None:
     """Without --run-dir a free name is chosen; a folder that was asked for must be new or empty."""
     folders = [call("train", QUICKSTART, "--seed", "3").exit_code for _ in range(3)]
     assert folders == [0, 0, 0]
-    assert [str(made[2]) for made in runs.calls] == ["runs/quickstart-seed3", "runs/quickstart-seed3-2", "runs/quickstart-seed3-3"]
+    assert [str(made[2]) for made in runs.calls] == [
+        "runs/quickstart-seed3",
+        "runs/quickstart-seed3-2",
+        "runs/quickstart-seed3-3",
+    ]
     assert "`nip-ray resume runs/quickstart-seed3` continues" in one_line_error(
         call("train", QUICKSTART, "--run-dir", "runs/quickstart-seed3")
     )
@@ -319,14 +369,23 @@ def test_run_folders(runs: Runs) -> None:
 
 def test_or_resume_begins_resumes_and_says_that_it_has_finished(tmp_path: Path) -> None:
     """With the real thing, of one iteration: a scheduler's first try, a second one, and one with another total."""
-    small = ["--set", "play.num_copies=32", "--set", "algorithm.minibatch_size=32", "--set", "evaluation.max_instances=8"]
+    small = [
+        "--set",
+        "play.num_copies=32",
+        "--set",
+        "algorithm.minibatch_size=32",
+        "--set",
+        "evaluation.max_instances=8",
+    ]
     again = ["train", ROOT / "tune_configs" / "message_game.yaml", *small, "--run-dir", tmp_path / "run", "--or-resume"]
     assert call(*again, "--iterations", "1").exit_code == 0
     for ended in (call(*again, "--iterations", "1"), call("resume", tmp_path / "run")):
         assert (ended.exit_code, "the run is finished, all 1 iterations are done" in ended.stderr) == (0, True)
     assert call(*again, "--iterations", "2").exit_code == 0
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
-    assert "was begun with another algorithm.lr: a resumed run can change" in one_line_error(call(*again, "--set", "algorithm.lr=0.5"))
+    assert "was begun with another algorithm.lr: a resumed run can change" in one_line_error(
+        call(*again, "--set", "algorithm.lr=0.5")
+    )
     assert "needs --run-dir" in one_line_error(call("train", QUICKSTART, "--or-resume"))
 
 
@@ -376,7 +435,18 @@ def test_no_run_there(verb: str, tmp_path: Path) -> None:
 def test_data_is_written_and_summed_up(tmp_path: Path) -> None:
     from nip_ray.scenarios.graph_isomorphism.dataset import load_pairs
 
-    common = ["data", "graph-isomorphism", "--pairs", "40", "--seed", "1", "--sizes", "7,8", "--edge-probabilities", "0.4, 0.6"]
+    common = [
+        "data",
+        "graph-isomorphism",
+        "--pairs",
+        "40",
+        "--seed",
+        "1",
+        "--sizes",
+        "7,8",
+        "--edge-probabilities",
+        "0.4, 0.6",
+    ]
     result = call(*common, "--out", tmp_path / "one", "--test-pairs", "10", "--json")
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
@@ -406,7 +476,9 @@ def test_data_is_written_and_summed_up(tmp_path: Path) -> None:
     ],
 )
 def test_bad_data_requests(tmp_path: Path, arguments: list[str], said: str) -> None:
-    assert said in one_line_error(call("data", "graph-isomorphism", "--pairs", "40", "--out", tmp_path / "out", *arguments))
+    assert said in one_line_error(
+        call("data", "graph-isomorphism", "--pairs", "40", "--out", tmp_path / "out", *arguments)
+    )
 
 
 def test_schema(tmp_path: Path) -> None:

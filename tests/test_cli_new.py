@@ -21,7 +21,10 @@ def test_what_is_written_is_a_config_of_its_own(kind: str, tmp_path: Path, monke
     done = CliRunner().invoke(app, ["new", kind, name, "--out", "my own"])
     assert done.stdout.splitlines() == [f"my own/{name}.py", f"my own/{name}.yaml", f"my own/test_{name}.py"]
     again = CliRunner().invoke(app, ["new", kind, name, "--out", "my own"])
-    assert (again.exit_code, again.stderr) == (2, f"error: my own/{name}.py: is there already, choose another name or --out\n")
+    assert (again.exit_code, again.stderr) == (
+        2,
+        f"error: my own/{name}.py: is there already, choose another name or --out\n",
+    )
     shown = CliRunner().invoke(app, ["train", f"my own/{name}.yaml", "--dry-run", "--diff"])
     assert shown.exit_code == 0, shown.output
     assert f"name: {name}\n" in shown.stdout
@@ -35,14 +38,20 @@ def test_what_is_written_passes_its_tests(tmp_path: Path) -> None:
     with ollama([]) as address, (tmp_path / "my_service.yaml").open("a") as file:
         file.write(f"    base_url: {address}\n")
         file.flush()
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", str(tmp_path)], cwd=tmp_path, capture_output=True, text=True
+        )
     assert "8 passed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(
     "kind, name, said",
     [
-        ("protocol", "my-protocol", "cannot be a name, use lower-case letters, digits and single underscores, as in my_protocol"),
+        (
+            "protocol",
+            "my-protocol",
+            "cannot be a name, use lower-case letters, digits and single underscores, as in my_protocol",
+        ),
         ("scenario", "class", "cannot be a name"),
         ("protocol", "nip", "is a protocol that ships with nip_ray, choose another name"),
         ("algorithm", "malt", "is an algorithm that ships"),

@@ -1,4 +1,5 @@
-"""Verbs about more than one run, run for real: sweep (what needs no Ray), doctor, evaluate over all checkpoints, train from a run."""
+"""Verbs about more than one run, run for real: sweep (what needs no Ray), doctor, evaluate over all checkpoints, train
+from a run."""
 
 import json
 from pathlib import Path
@@ -31,7 +32,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four iterations with a checkpoint of each, started with --profile."""
     folder = tmp_path_factory.mktemp("verbs")
     config = write_small(folder / "small.yaml")
-    settings = ["checkpoint.interval=1", "checkpoint.keep=null", "profiling.wait=0", "profiling.warmup=0", "profiling.active=1"]
+    settings = [
+        "checkpoint.interval=1",
+        "checkpoint.keep=null",
+        "profiling.wait=0",
+        "profiling.warmup=0",
+        "profiling.active=1",
+    ]
     options = [part for setting in settings for part in ("--set", setting)]
     result = call("train", config, "--run-dir", folder / "run", "--profile", "--quiet", *options)
     assert result.exit_code == 0, result.output
@@ -110,7 +117,9 @@ def test_doctor_says_whether_a_run_would_work(tmp_path: Path) -> None:
 
 
 def test_a_match_is_counted_and_repeats_itself() -> None:
-    first, again = (call("match", "random", "choose-first", "--rounds", "300", "--seed", "2", "--json") for _ in range(2))
+    first, again = (
+        call("match", "random", "choose-first", "--rounds", "300", "--seed", "2", "--json") for _ in range(2)
+    )
     assert first.exit_code == 0, first.output
     found = json.loads(first.stdout)
     assert found["rounds"] == 300

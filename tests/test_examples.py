@@ -26,7 +26,13 @@ from tests.text.ollama import ollama
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-TINY = ("iterations=2", "scenario.data.num_train=40", "scenario.data.num_test=20", "play.num_copies=32", "runtime.num_threads=1")
+TINY = (
+    "iterations=2",
+    "scenario.data.num_train=40",
+    "scenario.data.num_test=20",
+    "play.num_copies=32",
+    "runtime.num_threads=1",
+)
 
 
 @pytest.fixture
@@ -46,7 +52,14 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-LENGTHS = {"own_protocol": 40, "own_scenario": 80, "own_algorithm": 60, "own_provider": 80, "ppo_loop": 130, "train_in_python": 30}
+LENGTHS = {
+    "own_protocol": 40,
+    "own_scenario": 80,
+    "own_algorithm": 60,
+    "own_provider": 80,
+    "ppo_loop": 130,
+    "train_in_python": 30,
+}
 LENGTHS |= {"own_language_scenario": 120, "own_text_algorithm": 60}
 
 
@@ -94,7 +107,9 @@ def train(name: str, run: Path, *settings: str) -> None:
 def test_own_scenario_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under protocols with one prover and with two, and with other numbers of places."""
     monkeypatch.chdir(EXAMPLES.parent)
-    settings = load_config("examples/own_scenario.yaml", ["scenario.num_places=5", "scenario.num_instances=40"]).scenario
+    settings = load_config(
+        "examples/own_scenario.yaml", ["scenario.num_places=5", "scenario.num_instances=40"]
+    ).scenario
     for protocol in (build("nip", min_rounds=3, max_rounds=4), build("adp"), build("merlin_arthur")):
         check_scenario(build_scenario(protocol, settings))
 
@@ -143,14 +158,28 @@ register("haste", haste)
 
 
 @pytest.mark.slow
-def test_own_language_scenario_is_played_here_and_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None) -> None:
-    """A rollout worker has never seen the plugin files, and holds the dialogues of the main process, paid by the same function."""
+def test_own_language_scenario_is_played_here_and_in_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None
+) -> None:
+    """A rollout worker has never seen the plugin files, and holds the dialogues of the main process, paid by the same
+    function."""
     monkeypatch.chdir(EXAMPLES.parent)
     (tmp_path / "haste.py").write_text(HASTE)
-    nobody = ("providers.nobody.name=dummy", "scenario.agents._default.provider=nobody", "iterations=2", "algorithm.format_warmup=0")
+    nobody = (
+        "providers.nobody.name=dummy",
+        "scenario.agents._default.provider=nobody",
+        "iterations=2",
+        "algorithm.format_warmup=0",
+    )
     nobody += (f"plugins=[examples/own_language_scenario.py, {tmp_path}/haste.py]", "protocol.name=haste")
     for name, talkers in (("here", 0), ("there", 1)):
-        train("own_language_scenario", tmp_path / name, *nobody, f"talk.num_talkers={talkers}", "talk.num_cpus_per_talker=0.5")
+        train(
+            "own_language_scenario",
+            tmp_path / name,
+            *nobody,
+            f"talk.num_talkers={talkers}",
+            "talk.num_cpus_per_talker=0.5",
+        )
     here, there = ((tmp_path / name / "rollouts" / "000002.jsonl").read_text() for name in ("here", "there"))
     assert here == there
     paid = [json.loads(line)["dialogue"]["rewards"] for line in here.splitlines()]
@@ -159,14 +188,21 @@ def test_own_language_scenario_is_played_here_and_in_workers(tmp_path: Path, mon
     assert CliRunner().invoke(app, ["resume", "here", "--iterations", "3", "--quiet"]).exit_code == 0
 
 
-def test_own_text_algorithm_trains_and_is_resumed_where_it_is_not_known_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_text_algorithm_trains_and_is_resumed_where_it_is_not_known_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As in another process: by what the stored config names as its plugins."""
     monkeypatch.chdir(EXAMPLES.parent)
-    nobody = ("providers={nobody: {name: dummy}}", "scenario.agents._default.provider=nobody", "scenario.agents._default.model=nobody")
+    nobody = (
+        "providers={nobody: {name: dummy}}",
+        "scenario.agents._default.provider=nobody",
+        "scenario.agents._default.model=nobody",
+    )
     nobody = (*nobody, "algorithm.format_warmup=0", "algorithm.fine_tuning.min_examples=1", "iterations=2")
     train("own_text_algorithm", tmp_path / "run", *nobody)
     rule = TEXT_ALGORITHMS["best_of_group"]
-    packed = ray.cloudpickle.dumps((rule.settings(num_best=3), rule.examples))  # as actors are given settings and losses
+    # as actors are given settings and losses
+    packed = ray.cloudpickle.dumps((rule.settings(num_best=3), rule.examples))
     forget_plugins()
     settings, function = pickle.loads(packed)
     assert (settings.num_best, function.__name__) == (3, "best_of_group")
@@ -176,7 +212,8 @@ def test_own_text_algorithm_trains_and_is_resumed_where_it_is_not_known_yet(tmp_
     with RunFolder.open(tmp_path / "run") as folder:
         rows = folder.metrics()
     assert [row["cost/jobs"] for row in rows] == [0, 2, 4]
-    assert all(0 < row["learn/verifier/examples"] <= 64 for row in rows)  # at most two dialogues about each of 16 items, with two turns
+    # at most two dialogues about each of 16 items, with two turns
+    assert all(0 < row["learn/verifier/examples"] <= 64 for row in rows)
     done = CliRunner().invoke(app, ["train", "run/config.yaml", "--set", "algorithm.num_bets=2", "--dry-run"])
     assert "algorithm.num_bets: unknown key, did you mean num_best" in done.output
     done = CliRunner().invoke(app, ["train", "run/config.yaml", "--set", "algorithm.num_best=6", "--dry-run"])
@@ -186,7 +223,8 @@ def test_own_text_algorithm_trains_and_is_resumed_where_it_is_not_known_yet(tmp_
 @pytest.mark.learning
 @pytest.mark.parametrize("name", ["own_scenario", "own_algorithm"])
 def test_what_the_tutorials_show_is_reached(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verifier that sees what it is pointed at is sound, and nearly complete; and a rule of one's own learns the message game."""
+    """A verifier that sees what it is pointed at is sound, and nearly complete; and a rule of one's own learns the
+    message game."""
     monkeypatch.chdir(EXAMPLES.parent)
     train(name, tmp_path / "run", "iterations=30")
     with RunFolder.open(tmp_path / "run") as folder:
@@ -205,10 +243,17 @@ def test_own_provider_passes_the_check_and_measures(tmp_path: Path, monkeypatch:
     requests: list[dict[str, Any]] = []
     with ollama(requests) as address:
         check_provider(replace(config.providers["here"], base_url=address), "llama3.2")  # type: ignore[union-attr]
-        small = ("iterations=1", "scenario.data.num_train=2", "scenario.data.num_test=2", "algorithm.rollouts_per_iteration=2")
+        small = (
+            "iterations=1",
+            "scenario.data.num_train=2",
+            "scenario.data.num_test=2",
+            "algorithm.rollouts_per_iteration=2",
+        )
         train("own_provider", tmp_path / "run", f"providers.here.base_url={address}", *small)
         wrong = ["scenario.agents._default.model=llama", f"providers.here.base_url={address}"]
-        done = CliRunner().invoke(app, ["train", "examples/own_provider.yaml", *(word for one in wrong for word in ("--set", one))])
+        done = CliRunner().invoke(
+            app, ["train", "examples/own_provider.yaml", *(word for one in wrong for word in ("--set", one))]
+        )
     assert done.exit_code == 2
     assert "model 'llama' not found" in done.output
     assert json.loads((tmp_path / "run" / "cost.json").read_text())["tokens"] > 0

@@ -1,4 +1,5 @@
-"""The house rules that code alone cannot enforce: who may import whom, how long a file may be, that public names are documented."""
+"""The house rules that code alone cannot enforce: who may import whom, how long a file may be, that public names are
+documented."""
 
 import ast
 import json
@@ -47,14 +48,16 @@ ORDER = (
     ("",),
     ("cli",),
 )
-"""Rooms from the lowest to the highest: imports go down, or stay in their room; those side by side know nothing of each other."""
-RAY_ROOMS = ("rllib", "sweeps", "text", "serving", "drivers")  # may import ray anywhere; every other room only inside functions
+"""Rooms from the lowest to the highest: imports go down, or stay in their room; those side by side know nothing of each
+other."""
+# may import ray anywhere; every other room only inside functions
+RAY_ROOMS = ("rllib", "sweeps", "text", "serving", "drivers")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name. deferred: it stands inside a function or under TYPE_CHECKING, so importing the file does not run it. typing: the
-    latter.
+    """One imported name. deferred: it stands inside a function or under TYPE_CHECKING, so importing the file does not
+    run it. typing: the latter.
     """
 
     file: Path
@@ -81,7 +84,8 @@ def module_name(file: Path) -> str:
 
 
 def room(file: Path) -> str:
-    """`cli` for nip_ray/cli/train.py, `learning` for nip_ray/learning/policy_gradient.py, empty for nip_ray/__init__.py."""
+    """`cli` for nip_ray/cli/train.py, `learning` for nip_ray/learning/policy_gradient.py, empty for
+    nip_ray/__init__.py."""
     return (*module_name(file).split("."), "")[1]
 
 
@@ -209,7 +213,11 @@ def test_no_circle_of_files() -> None:
         ("scenarios/graph_isomorphism/__init__.py", "from .generate import pairs", False),
         ("config/x.py", "import torch", True),
         ("config/x.py", "def f():\n    import torch", False),
-        ("config/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nelse:\n    import numpy", True),
+        (
+            "config/x.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\nelse:\n    import numpy",
+            True,
+        ),
         ("config/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
         ("runs/x.py", "from nip_ray.cli import main", True),
         ("runs/x.py", "try:\n    import ray\nexcept ImportError:\n    pass", True),
@@ -225,7 +233,9 @@ def test_the_rules_bite(where: str, source: str, broken: bool) -> None:
 
 def python(source: str) -> str:
     """The output of `source` in a new interpreter."""
-    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -236,19 +246,28 @@ CONFIG_MODULES = [module_name(file) for file in FILES if room(file) == "config"]
 @pytest.mark.parametrize("modules", [["nip_ray"], ["nip_ray.cli"], CONFIG_MODULES], ids=["nip_ray", "cli", "config"])
 def test_light_modules_load_nothing_heavy(modules: list[str]) -> None:
     assert modules
-    source = f"import importlib, json, sys\nfor name in {modules!r}: importlib.import_module(name)\nprint(json.dumps(sorted(sys.modules)))"
+    source = (
+        f"import importlib, json, sys\nfor name in {modules!r}:"
+        " importlib.import_module(name)\nprint(json.dumps(sorted(sys.modules)))"
+    )
     loaded = set(json.loads(python(source)))
     assert not loaded & HEAVY
 
 
 @pytest.mark.parametrize(
     "blocked",
-    [pytest.param((), marks=pytest.mark.slow, id="all-installed"), pytest.param(("ray", "pydantic", "typer", "rich"), id="torch-alone")],
+    [
+        pytest.param((), marks=pytest.mark.slow, id="all-installed"),
+        pytest.param(("ray", "pydantic", "typer", "rich"), id="torch-alone"),
+    ],
 )
 def test_core_needs_torch_alone(blocked: tuple[str, ...]) -> None:
-    """Every module of the core can be imported where ray and pydantic do not exist, and does not pull them in where they do."""
+    """Every module of the core can be imported where ray and pydantic do not exist, and does not pull them in where
+    they do."""
     names = [module_name(file) for file in FILES if room(file) in (*CORE, *COMMON)]
-    required = [f"nip_ray.{name}" for name in ("protocols", "play", "learning", "networks", "scenarios.graph_isomorphism")]
+    required = [
+        f"nip_ray.{name}" for name in ("protocols", "play", "learning", "networks", "scenarios.graph_isomorphism")
+    ]
     assert set(required) <= set(names)
     source = f"""
 import importlib, sys

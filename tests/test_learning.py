@@ -1,4 +1,5 @@
-"""Learning claims: each fails when learning breaks. The quick one runs always, the long ones with `pytest -m learning`."""
+"""Learning claims: each fails when learning breaks. The quick one runs always, the long ones with `pytest -m
+learning`."""
 
 import json
 from pathlib import Path
@@ -24,7 +25,9 @@ def final(tmp_path: Path, config: str, seed: int, iterations: int, *overrides: s
     """The last figures of a run."""
     held_out = [f"scenario.data.test={PUBLISHED_TEST}"] if PUBLISHED_TEST.exists() and config.startswith("gi_") else []
     settings = [f"seed={seed}", f"iterations={iterations}", "evaluation.interval=0", *held_out, *overrides]
-    return run_experiment(load_config(CONFIGS / f"{config}.yaml", settings), tmp_path / f"{config}-{seed}", quiet=True).metrics
+    return run_experiment(
+        load_config(CONFIGS / f"{config}.yaml", settings), tmp_path / f"{config}-{seed}", quiet=True
+    ).metrics
 
 
 def alone(figures: dict[str, float], end: str = "upper") -> float:
@@ -50,10 +53,19 @@ def test_the_message_game_is_learned_whatever_the_seed(tmp_path: Path, seed: int
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("how", [(), ("panel_rule=mean", "judges_paid_for=verdict", "verifier_scoring=brier")])
 def test_a_panel_comes_to_its_equilibrium(tmp_path: Path, how: tuple[str, ...], seed: int) -> None:
-    """In a haystack of four places a needle can be pointed at and nothing else shown: judges who accept what they see are never wrong."""
-    panel = ["protocol.name=judge_panel", "protocol.max_rounds=2", "protocol.min_rounds=1", "scenario.num_places=4", f"seed={seed}"]
+    """In a haystack of four places a needle can be pointed at and nothing else shown: judges who accept what they see
+    are never wrong."""
+    panel = [
+        "protocol.name=judge_panel",
+        "protocol.max_rounds=2",
+        "protocol.min_rounds=1",
+        "scenario.num_places=4",
+        f"seed={seed}",
+    ]
     plugin = f"plugins=[{ROOT / 'examples' / 'own_scenario.py'}]"
-    config = load_config(ROOT / "examples" / "own_scenario.yaml", [*panel, *(f"protocol.{key}" for key in how), plugin, "iterations=30"])
+    config = load_config(
+        ROOT / "examples" / "own_scenario.yaml", [*panel, *(f"protocol.{key}" for key in how), plugin, "iterations=30"]
+    )
     assert run_experiment(config, tmp_path / "run", quiet=True).metrics["eval/verifier/accuracy"] > 0.99
 
 
@@ -61,16 +73,21 @@ def test_a_panel_comes_to_its_equilibrium(tmp_path: Path, how: tuple[str, ...], 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("game", EQUILIBRIA["GAMES"])
 def test_training_comes_to_an_equilibrium(game: str, seed: int) -> None:
-    """In haystacks of two places: nobody could gain 1 % of what its payments span, and returns are those of an enumerated equilibrium."""
+    """In haystacks of two places: nobody could gain 1 % of what its payments span, and returns are those of an
+    enumerated equilibrium."""
     tree, returns_EA, span_A = EQUILIBRIA["measured"](game, seed)
-    regret_A, value_A = (torch.tensor(list(found.values()), dtype=torch.float64) for found in (tree.regrets(), tree.values()))
+    regret_A, value_A = (
+        torch.tensor(list(found.values()), dtype=torch.float64) for found in (tree.regrets(), tree.values())
+    )
     assert float((regret_A / span_A).max()) < 0.01
     assert float(((returns_EA - value_A).abs() / span_A).amax(1).min()) < 0.01
 
 
 def shipped(tmp_path: Path, config: str, seed: int, *overrides: str) -> ExperimentResult:
     """A run of a shipped config as long as it says."""
-    return run_experiment(load_config(CONFIGS / f"{config}.yaml", [f"seed={seed}", *overrides]), tmp_path / f"{config}-{seed}", quiet=True)
+    return run_experiment(
+        load_config(CONFIGS / f"{config}.yaml", [f"seed={seed}", *overrides]), tmp_path / f"{config}-{seed}", quiet=True
+    )
 
 
 def document(run: ExperimentResult) -> dict[str, Any]:
@@ -98,7 +115,8 @@ def test_the_quickstart_succeeds_on_another_processor(draw: int) -> None:
 @pytest.mark.learning
 @pytest.mark.skipif(not PUBLISHED_TEST.exists(), reason="needs the published test split")
 def test_nip_does_better_than_any_verifier_could_alone(tmp_path: Path) -> None:
-    """On the published test split; at 0.945 for three evaluations running, before the run ends (recorded: ten of ten)."""
+    """On the published test split; at 0.945 for three evaluations running, before the run ends (recorded: ten of
+    ten)."""
     held = []
     for seed in SEEDS:
         run = shipped(tmp_path, "gi_fast", seed, "evaluation.interval=10", f"scenario.data.test={PUBLISHED_TEST}")
@@ -133,7 +151,8 @@ def test_language_models_learn_kuhn_poker(tmp_path: Path, seed: int) -> None:
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
 def test_language_models_learn_to_find_the_lie(tmp_path: Path, seed: int) -> None:
-    """Recorded .959 to .969 and .927 to .932 over every lie and every opponent, on 200 chains; the run's own test has fewer."""
+    """Recorded .959 to .969 and .927 to .932 over every lie and every opponent, on 200 chains; the run's own test has
+    fewer."""
     metrics = shipped(tmp_path, "pg_state_tracking", seed).metrics
     assert metrics["eval/worst_case/soundness"] >= 0.90
     assert metrics["eval/worst_case/completeness"] >= 0.85
@@ -143,20 +162,28 @@ RULES = {
     "reinforce": (
         220,
         1024,
-        "{name: reinforce, baseline: critic, num_epochs: 1, minibatch_size: 192, lr: 4e-4, anneal_lr: true, gamma: 0.95, "
-        "max_grad_norm: 0.5, normalize_advantage: true, entropy_coefficient: 0.003, skip_silent_messages: true}",
+        (
+            "{name: reinforce, baseline: critic, num_epochs: 1, minibatch_size: 192, lr: 4e-4, anneal_lr: true, gamma:"
+            " 0.95, max_grad_norm: 0.5, normalize_advantage: true, entropy_coefficient: 0.003, skip_silent_messages:"
+            " true}"
+        ),
     ),
     "psos": (
         90,
         384,
-        "{name: stackelberg, variant: psos, num_epochs: 6, minibatch_size: 192, lr: 1e-3, anneal_lr: true, gamma: 0.95, "
-        "max_grad_norm: 0.5, entropy_coefficient: 0.003, skip_silent_messages: true}",
+        (
+            "{name: stackelberg, variant: psos, num_epochs: 6, minibatch_size: 192, lr: 1e-3, anneal_lr: true, gamma:"
+            " 0.95, max_grad_norm: 0.5, entropy_coefficient: 0.003, skip_silent_messages: true}"
+        ),
     ),
     "pspg": (
         60,
         384,
-        "{name: stackelberg, variant: pspg, num_epochs: 6, minibatch_size: 384, lr: 6e-4, anneal_lr: true, gamma: 0.95, "
-        "max_grad_norm: 0.5, normalize_advantage: true, entropy_coefficient: 0.01, ihvp_damping: 10.0, skip_silent_messages: true}",
+        (
+            "{name: stackelberg, variant: pspg, num_epochs: 6, minibatch_size: 384, lr: 6e-4, anneal_lr: true, gamma:"
+            " 0.95, max_grad_norm: 0.5, normalize_advantage: true, entropy_coefficient: 0.01, ihvp_damping: 10.0,"
+            " skip_silent_messages: true}"
+        ),
     ),
 }
 
@@ -166,7 +193,9 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_the_other_rules_do_better_than_what_was_measured_alone(tmp_path: Path, rule: str, seed: int) -> None:
     iterations, copies, algorithm = RULES[rule]
-    figures = final(tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}", "search=null")
+    figures = final(
+        tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}", "search=null"
+    )
     assert figures["eval/verifier/accuracy"] > alone(figures)
 
 
@@ -179,7 +208,8 @@ def test_alone_an_agent_comes_near_what_a_classifier_reaches(tmp_path: Path, lay
 
 @pytest.mark.learning
 def test_learners_with_foresight_cooperate(tmp_path: Path) -> None:
-    """The iterated prisoner's dilemma from samples, mean of five seeds: without foresight it is near -2, and -1 is the best for both."""
+    """The iterated prisoner's dilemma from samples, mean of five seeds: without foresight it is near -2, and -1 is the
+    best for both."""
     values = []
     for seed in range(5):
         figures = final(tmp_path, "ipd_lola", seed, load_config(CONFIGS / "ipd_lola.yaml").iterations)

@@ -23,7 +23,9 @@ def test_the_notebook_trains_evaluates_and_draws(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     said = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
     assert "accuracy 1.00" in said
@@ -31,6 +33,8 @@ def test_the_notebook_trains_evaluates_and_draws(tmp_path: Path, monkeypatch: py
     told = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stderr")
     assert "Warning" not in told, told
     assert "iteration " in told, "its progress"
-    assert [output for output in outputs if output.output_type == "display_data" and "image/png" in output.data], "a picture"
+    assert [output for output in outputs if output.output_type == "display_data" and "image/png" in output.data], (
+        "a picture"
+    )
     assert "dialogues; one of them" in said
     assert (tmp_path / "runs" / "notebook" / "report.html").is_file()

@@ -41,7 +41,9 @@ def closed() -> io.StringIO:
     return stream
 
 
-@pytest.mark.parametrize("stderr", [None, Broken(), Broken(tty=True), closed()], ids=["none", "pipe", "terminal", "closed"])
+@pytest.mark.parametrize(
+    "stderr", [None, Broken(), Broken(tty=True), closed()], ids=["none", "pipe", "terminal", "closed"]
+)
 def test_what_a_run_says_can_get_lost(monkeypatch: pytest.MonkeyPatch, stderr: Any) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
     say("a word")
@@ -102,12 +104,18 @@ def test_a_command_whose_output_is_lost_says_so_in_a_line(tmp_path: Path) -> Non
 
 
 def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
-    source = "import os; from nip_ray.progress import open_standard_files; open_standard_files(); print(os.open('/dev/zero', os.O_RDONLY))"
-    made = subprocess.run(["sh", "-c", f'{sys.executable} -c "{source}" 2>&-'], cwd=ROOT, capture_output=True, text=True)
+    source = (
+        "import os; from nip_ray.progress import open_standard_files; open_standard_files(); print(os.open('/dev/zero',"
+        " os.O_RDONLY))"
+    )
+    made = subprocess.run(
+        ["sh", "-c", f'{sys.executable} -c "{source}" 2>&-'], cwd=ROOT, capture_output=True, text=True
+    )
     assert int(made.stdout) > 2
 
 
-# ------------------------------------------------------------------------------------------------------------------ signals
+# ------------------------------------------------------------------------------------------------------------------
+# signals
 
 
 @pytest.fixture
@@ -163,7 +171,9 @@ cli.main()
 
 
 def test_further_interrupts_leave_no_traceback() -> None:
-    made = subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    made = subprocess.Popen(
+        [sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert made.stdout is not None
     assert made.stdout.readline() == "ready\n"
     for _ in range(4):

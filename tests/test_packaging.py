@@ -1,4 +1,5 @@
-"""Wheel and sdist have what an installation needs, the wheel works outside the repository, and `make` installs from nothing."""
+"""Wheel and sdist have what an installation needs, the wheel works outside the repository, and `make` installs from
+nothing."""
 
 import os
 import re
@@ -39,12 +40,22 @@ def test_what_is_built_works_in_an_environment_of_its_own(tmp_path: Path) -> Non
     (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as packed:
         source = {name.partition("/")[2] for name in packed.getnames()}
-    assert {"README.md", "CONTRIBUTING.md", "tests/test_packaging.py", "tune_configs/config.schema.json", "docs/start.md"} <= source
+    assert {
+        "README.md",
+        "CONTRIBUTING.md",
+        "tests/test_packaging.py",
+        "tune_configs/config.schema.json",
+        "docs/start.md",
+    } <= source
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
         (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         Metadata.from_email(packed.read(about))  # raises for what an index would refuse
-    shipped = {f"{path.relative_to(ROOT)}" for path in (ROOT / "nip_ray").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    shipped = {
+        f"{path.relative_to(ROOT)}"
+        for path in (ROOT / "nip_ray").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     examples = {f"nip_ray/{path.relative_to(ROOT)}" for path in (ROOT / "examples").glob("own_*")}
     assert {name for name in names if ".dist-info/" not in name} == shipped | examples
     assert "nip_ray/py.typed" in names
@@ -87,7 +98,9 @@ def test_the_lock_file_is_of_these_dependencies() -> None:
     found: dict[str, set[tuple[str, SpecifierSet]]] = {extra: set() for extra in texts}
     for one in own["metadata"]["requires-dist"]:
         extra = re.search(r"extra == '([^']+)'", one.get("marker", ""))
-        found[extra[1] if extra else ""] |= {(one["name"], SpecifierSet(one.get("specifier", "")))} - {("nip-ray", SpecifierSet())}
+        found[extra[1] if extra else ""] |= {(one["name"], SpecifierSet(one.get("specifier", "")))} - {
+            ("nip-ray", SpecifierSet())
+        }
     assert found == {extra: named(extra) for extra in texts}
     assert set(own["metadata"]["provides-extras"]) == set(project["optional-dependencies"])
 
@@ -115,12 +128,23 @@ def test_make_installs_from_nothing(tool: str, tmp_path: Path) -> None:
     for name in ("pyproject.toml", "uv.lock", "Makefile", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in ("pyproject.toml", "uv.lock") if index else ():
-        (copy / name).write_text((copy / name).read_text(encoding="utf-8").replace(TORCH_INDEX, index), encoding="utf-8")
+        (copy / name).write_text(
+            (copy / name).read_text(encoding="utf-8").replace(TORCH_INDEX, index), encoding="utf-8"
+        )
     env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "UV_NO_DEFAULT_GROUPS")}
-    run("make", ".venv/.installed", f"PYTHON={sys.base_exec_prefix}/bin/python3", *(["UV="] if tool == "pip" else []), cwd=copy, env=env)
+    run(
+        "make",
+        ".venv/.installed",
+        f"PYTHON={sys.base_exec_prefix}/bin/python3",
+        *(["UV="] if tool == "pip" else []),
+        cwd=copy,
+        env=env,
+    )
     command = copy / ".venv" / "bin" / "nip-ray"
     config = ROOT / "tune_configs" / "message_game.yaml"
     run(command, "train", config, "--iterations", "1", "--run-dir", "run", cwd=tmp_path, env=env)
     assert (tmp_path / "run" / "report.html").is_file()
     if tool == "uv":
-        assert "+cpu" in run(copy / ".venv" / "bin" / "python", "-c", "import torch; print(torch.__version__)", cwd=tmp_path, env=env)
+        assert "+cpu" in run(
+            copy / ".venv" / "bin" / "python", "-c", "import torch; print(torch.__version__)", cwd=tmp_path, env=env
+        )

@@ -68,7 +68,10 @@ def test_an_addition_has_keys_like_any_other() -> None:
     for scenario, said in (
         ({"name": "mine", "size": 1}, "scenario.size: got 1, expected integer >= 2"),
         ({"name": "mine", "sise": 3}, "scenario.sise: unknown key, did you mean size"),
-        ({"name": "mine", "agents": {"prover": {"hiden": 3}}}, "scenario.agents.prover.hiden: unknown key, did you mean hidden"),
+        (
+            {"name": "mine", "agents": {"prover": {"hiden": 3}}},
+            "scenario.agents.prover.hiden: unknown key, did you mean hidden",
+        ),
         ({"name": "mime"}, "scenario.name: got 'mime', did you mean mine"),
     ):
         with pytest.raises(UserError, match=said):
@@ -110,7 +113,9 @@ def test_labels_beyond_the_two_verdicts_are_refused(labels: tuple[int, int], sai
     register_scenario(Labelled, build)
     made = config_from_dict({"protocol": {"name": "message_game"}, "scenario": {"name": "labelled"}})
     assert isinstance(made, ExperimentConfig)
-    with pytest.raises(UserError, match=rf"scenario.name: 'labelled' has the labels {said}, but 'message_game' has two verdicts"):
+    with pytest.raises(
+        UserError, match=rf"scenario.name: 'labelled' has the labels {said}, but 'message_game' has two verdicts"
+    ):
         build_scenario(from_settings(made.protocol), made.scenario)
 
 
@@ -118,7 +123,11 @@ def settings_class(**fields: Any) -> type:
     """A frozen settings class with these (type, default) fields."""
     body = {name: option(default, "What it is.") for name, (_, default) in fields.items()}
     annotations = {name: kind for name, (kind, _) in fields.items()}
-    made = type("Odd", (), {"__annotations__": annotations, "__pydantic_config__": FORBID_UNKNOWN, "__module__": __name__, **body})
+    made = type(
+        "Odd",
+        (),
+        {"__annotations__": annotations, "__pydantic_config__": FORBID_UNKNOWN, "__module__": __name__, **body},
+    )
     return dataclass(frozen=True)(made)
 
 
@@ -135,7 +144,11 @@ class Thawed:
 
 def rule_settings(name: str, *bases: type, **kinds: Any) -> type:
     """Those of a learning rule of language models. kinds: of further fields."""
-    body = {"__annotations__": {"name": Literal[name], **kinds}, "name": option(name, "A rule."), "__module__": __name__}  # type: ignore[valid-type]
+    body = {
+        "__annotations__": {"name": Literal[name], **kinds},
+        "name": option(name, "A rule."),
+        "__module__": __name__,
+    }  # type: ignore[valid-type]
     body |= {key: option(kind, "More.") for key, kind in kinds.items()}
     return dataclass(frozen=True)(type("Odd", bases or (TextTrainingSettings,), body))
 
@@ -155,9 +168,17 @@ AGENTS = (dict[str, MessageAgentSettings], dict)
         ("scenario", settings_class(name=NAME), "needs a field `agents"),
         ("scenario", settings_class(name=NAME, agents=AGENTS, place=(Path, Path())), "place: a config cannot hold"),
         ("scenario", settings_class(name=NAME, agents=(dict[str, LrFactors], dict)), "LrFactors needs a field `kind"),
-        ("language_scenario", settings_class(name=NAME, agents=AGENTS), r"needs a field `agents: dict\[str, LanguageAgentSettings\]"),
+        (
+            "language_scenario",
+            settings_class(name=NAME, agents=AGENTS),
+            r"needs a field `agents: dict\[str, LanguageAgentSettings\]",
+        ),
         ("text_algorithm", settings_class(name=(Literal[3], 3)), "needs a field `name: Literal"),
-        ("scenario", settings_class(name=NAME, agents=AGENTS, size=(int, "3")), "size: its default is '3', expected integer"),
+        (
+            "scenario",
+            settings_class(name=NAME, agents=AGENTS, size=(int, "3")),
+            "size: its default is '3', expected integer",
+        ),
         ("text_algorithm", settings_class(name=NAME), "must derive from .*TextTrainingSettings"),
         (
             "text_algorithm",
@@ -165,7 +186,11 @@ AGENTS = (dict[str, MessageAgentSettings], dict)
             r"faults\(\) gives 'no'",
         ),
         ("text_algorithm", rule_settings("ppo"), "'ppo' is a learning rule of networks already"),
-        ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, which"),
+        (
+            "algorithm",
+            settings_class(name=NAME, lr=(float, 0.1)),
+            "lacks minibatch_size, num_epochs, max_grad_norm, which",
+        ),
     ],
 )
 def test_what_settings_lack_is_said_at_once(part: Any, settings: Any, said: str) -> None:

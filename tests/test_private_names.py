@@ -38,7 +38,11 @@ def bound(node: ast.AST) -> set[str]:
             found.add(child.name)
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
             found.add(child.id)
-        elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and getattr(child.value, "id", "") in ("self", "cls"):
+        elif (
+            isinstance(child, ast.Attribute)
+            and isinstance(child.ctx, ast.Store)
+            and getattr(child.value, "id", "") in ("self", "cls")
+        ):
             found.add(child.attr)
     return {name for name in found if is_private(name)}
 
@@ -57,7 +61,11 @@ def files_of_classes() -> dict[str, Path]:
 @cache
 def inherited(source: ast.Module) -> set[str]:
     """Private names bound in the files of our own classes that classes in `source` derive from."""
-    files = {there for _, base in bases(source) if (there := files_of_classes().get(base.rpartition(".")[2])) and tree(there) is not source}
+    files = {
+        there
+        for _, base in bases(source)
+        if (there := files_of_classes().get(base.rpartition(".")[2])) and tree(there) is not source
+    }
     return {name for file in files for name in bound(tree(file)) | inherited(tree(file))}
 
 
@@ -70,8 +78,14 @@ def listed() -> frozenset[str]:
 
 def borrowed(source: ast.Module, file: Path) -> Iterator[str]:
     """What `source`, at `file`, takes of other packages' private names."""
-    imported = [found for found in imports_below(source, file, False) if found.package not in {"nip_ray", *sys.stdlib_module_names}]
-    standard = {alias.asname or alias.name for node in ast.walk(source) if isinstance(node, ast.Import) for alias in node.names}
+    imported = [
+        found
+        for found in imports_below(source, file, False)
+        if found.package not in {"nip_ray", *sys.stdlib_module_names}
+    ]
+    standard = {
+        alias.asname or alias.name for node in ast.walk(source) if isinstance(node, ast.Import) for alias in node.names
+    }
     standard &= sys.stdlib_module_names
     own = bound(source) | inherited(source) | EXTENSION_POINTS
     for found in imported:
@@ -80,7 +94,12 @@ def borrowed(source: ast.Module, file: Path) -> Iterator[str]:
     for node in ast.walk(source):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and DOTTED.fullmatch(node.value):
             yield f"{node.lineno} {node.value}"
-        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own and ast.unparse(node.value) not in standard:
+        elif (
+            isinstance(node, ast.Attribute)
+            and is_private(node.attr)
+            and node.attr not in own
+            and ast.unparse(node.value) not in standard
+        ):
             yield f"{node.lineno} {ast.unparse(node)}"
     for node, base in bases(source):
         first, _, rest = base.partition(".")
@@ -92,7 +111,9 @@ def borrowed(source: ast.Module, file: Path) -> Iterator[str]:
 
 def test_private_names_of_other_packages_stand_in_compat_files() -> None:
     assert len(COMPAT) >= 2
-    found = [f"{file.relative_to(ROOT)}:{use}" for file in FILES if file not in COMPAT for use in borrowed(tree(file), file)]
+    found = [
+        f"{file.relative_to(ROOT)}:{use}" for file in FILES if file not in COMPAT for use in borrowed(tree(file), file)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -125,7 +146,13 @@ def test_private_names_are_still_there(name: str) -> None:
         ("class A:\n    def f(self): return self._device", True),
         ("from torch import nn\nclass A(nn.Module):\n    def _apply(self, f): pass", True),
         ("from torch import nn\nclass A(nn.Module):\n    def f(self): self._weights_seq_no = 1", True),
-        ("from nip_ray.rllib.learner import ProtocolLearner\nclass A(ProtocolLearner):\n    def f(self): return self._world()", False),
+        (
+            (
+                "from nip_ray.rllib.learner import ProtocolLearner\nclass A(ProtocolLearner):\n    def f(self): return"
+                " self._world()"
+            ),
+            False,
+        ),
         ("class A:\n    def __init__(self): self._x = 1\n    def f(self, other): return other._x", False),
         ("from torch import nn\nclass A(nn.Module):\n    def _mine(self): return self._mine", False),
         ("import os\nos._exit(0)", False),

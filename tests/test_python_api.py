@@ -42,7 +42,12 @@ def test_errors_are_those_of_yaml() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        {"scenario": {"name": "graph_isomorphism"}, "algorithm": {"name": "expert_iteration"}, "evaluation": {}, "play": {}},
+        {
+            "scenario": {"name": "graph_isomorphism"},
+            "algorithm": {"name": "expert_iteration"},
+            "evaluation": {},
+            "play": {},
+        },
         {"scenario": {"name": "code_validation"}, "algorithm": {"name": "ppo"}, "providers": {}},
     ],
 )

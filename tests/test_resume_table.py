@@ -23,9 +23,13 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def rows(*losses: float) -> list[dict[str, Any]]:
-    state = [{"counter": 10 * n, "lr": [1 / n], "optimizer": f"o{n}", "generators": f"g{n}"} for n in range(1, len(losses) + 1)]
+    state = [
+        {"counter": 10 * n, "lr": [1 / n], "optimizer": f"o{n}", "generators": f"g{n}"}
+        for n in range(1, len(losses) + 1)
+    ]
     return [
-        {"event": "row", "iteration": n, **state[n - 1], "figures": {"loss": loss, "return": math.nan}} for n, loss in enumerate(losses, 1)
+        {"event": "row", "iteration": n, **state[n - 1], "figures": {"loss": loss, "return": math.nan}}
+        for n, loss in enumerate(losses, 1)
     ]
 
 
@@ -83,7 +87,10 @@ def test_a_digest_sees_the_last_bit_and_not_the_order_of_keys(table: Any) -> Non
     changed = weights.clone()
     changed[2] = torch.nextafter(changed[2], torch.tensor(2.0))
     assert digest({"a": weights, "b": [1, (2.0,)]}) == digest({"b": [1, (2.0,)], "a": weights.clone()})
-    assert len({digest({"a": weights}), digest({"a": changed}), digest({"b": weights}), digest({"a": weights.double()})}) == 4
+    assert (
+        len({digest({"a": weights}), digest({"a": changed}), digest({"b": weights}), digest({"a": weights.double()})})
+        == 4
+    )
 
 
 @pytest.mark.crash

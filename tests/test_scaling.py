@@ -1,4 +1,5 @@
-"""The configs for a laptop, a GPU machine and a cluster; the model of an iteration's time against what was measured, and at its limits."""
+"""The configs for a laptop, a GPU machine and a cluster; the model of an iteration's time against what was measured,
+and at its limits."""
 
 import json
 import sys
@@ -99,4 +100,6 @@ def test_play_ahead_in_the_model(experiment: str) -> None:
     assert plain.total - ahead.total == pytest.approx(plain.sample + plain.collect)
     assert ahead.bottleneck not in ("sample", "collect")
     one = Machines(runners=1, cpus=1)
-    assert iteration_time(parts, replace(one, ahead=True)).total >= iteration_time(parts, one).total - parts.call_s * 1.001, "one CPU"
+    assert (
+        iteration_time(parts, replace(one, ahead=True)).total >= iteration_time(parts, one).total - parts.call_s * 1.001
+    ), "one CPU"

@@ -49,8 +49,11 @@ class Done:
     stderr: str
 
 
-def run(script: str, *arguments: str | int | Path, settings: tuple[str, ...] = (), code: int = 0, **variables: str) -> Done:
-    """A script by its path, in this process. settings: for `--set`. variables: of its environment, which has no key otherwise."""
+def run(
+    script: str, *arguments: str | int | Path, settings: tuple[str, ...] = (), code: int = 0, **variables: str
+) -> Done:
+    """A script by its path, in this process. settings: for `--set`. variables: of its environment, which has no key
+    otherwise."""
     path = SCRIPTS / f"{script}.py"
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -58,7 +61,11 @@ def run(script: str, *arguments: str | int | Path, settings: tuple[str, ...] = (
             patch.delenv(key)
         for key, value in variables.items():
             patch.setenv(key, value)
-        patch.setattr(sys, "argv", [str(path), *map(str, arguments), *(word for setting in settings for word in ("--set", setting))])
+        patch.setattr(
+            sys,
+            "argv",
+            [str(path), *map(str, arguments), *(word for setting in settings for word in ("--set", setting))],
+        )
         patch.syspath_prepend(SCRIPTS)
         patch.delitem(sys.modules, "_common", raising=False)
         try:
@@ -108,12 +115,16 @@ def test_every_protocol_and_rule_makes_a_config_that_is_accepted(common: ModuleT
             config = load_config(common.CONFIGS / f"{file}.yaml", common.gi_settings(arguments, rule))
             assert isinstance(config, ExperimentConfig)
             assert config.protocol.name == protocol
-            assert config.algorithm.name == ("ppo" if rule is None else "reinforce" if "reinforce" in rule else "stackelberg")
+            assert config.algorithm.name == (
+                "ppo" if rule is None else "reinforce" if "reinforce" in rule else "stackelberg"
+            )
             assert all(agent.kind == "random" for name, agent in config.scenario.agents.items() if name != "verifier")
     for protocol in common.CV_PROTOCOLS:
         for provider in ("hosted", "local", "dummy"):
             for rule in ("ei", "malt"):
-                file, settings = common.cv_settings(common.cv_parser("").parse_args(["--protocol", protocol, "--provider", provider]), rule)
+                file, settings = common.cv_settings(
+                    common.cv_parser("").parse_args(["--protocol", protocol, "--provider", provider]), rule
+                )
                 config = load_config(common.CONFIGS / f"{file}.yaml", settings)
                 assert config.protocol.name == protocol
                 assert config.algorithm.name == {"ei": "expert_iteration", "malt": "malt"}[rule]
@@ -145,12 +156,18 @@ def test_ppo_learns_in_turns_for_every_seed(tmp_path: Path) -> None:
     for one in found:
         row = last_row(one["run_dir"])
         assert one["eval/verifier/accuracy"] == row["eval/verifier/accuracy"]
-        learned = {key for key, value in row.items() if key.startswith("learn/") and key.endswith("/objective") and value is not None}
+        learned = {
+            key
+            for key, value in row.items()
+            if key.startswith("learn/") and key.endswith("/objective") and value is not None
+        }
         assert learned == {"learn/prover1/objective"}, "whose turn was last"
 
 
 def test_reinforce_with_a_random_prover(tmp_path: Path) -> None:
-    (found,) = lines(run("reinforce_gi", "--provers", "random", "--iterations", 1, "--out", tmp_path, settings=TINY_GRAPHS))
+    (found,) = lines(
+        run("reinforce_gi", "--provers", "random", "--iterations", 1, "--out", tmp_path, settings=TINY_GRAPHS)
+    )
     config = load_config(Path(found["run_dir"]) / "config.yaml")
     assert (config.name, config.algorithm.name, config.seed) == ("reinforce-gi-nip", "reinforce", 8144)
     row = last_row(found["run_dir"])
@@ -165,7 +182,20 @@ def test_solo_agents_are_trained_one_after_the_other(tmp_path: Path) -> None:
 
 
 def test_expert_iteration_under_debate(tmp_path: Path) -> None:
-    (found,) = lines(run("ei_cv", "--provider", "dummy", "--protocol", "debate", "--iterations", 2, "--out", tmp_path, settings=TINY_TEXTS))
+    (found,) = lines(
+        run(
+            "ei_cv",
+            "--provider",
+            "dummy",
+            "--protocol",
+            "debate",
+            "--iterations",
+            2,
+            "--out",
+            tmp_path,
+            settings=TINY_TEXTS,
+        )
+    )
     assert Path(found["run_dir"]).name == "ei-cv-debate-seed8144"
     row = last_row(found["run_dir"])
     assert row["cost/jobs"] > 0, "fine-tunings were asked for"
@@ -173,7 +203,20 @@ def test_expert_iteration_under_debate(tmp_path: Path) -> None:
 
 
 def test_malt_under_adp(tmp_path: Path) -> None:
-    (found,) = lines(run("malt_cv", "--provider", "dummy", "--protocol", "adp", "--iterations", 1, "--out", tmp_path, settings=TINY_TEXTS))
+    (found,) = lines(
+        run(
+            "malt_cv",
+            "--provider",
+            "dummy",
+            "--protocol",
+            "adp",
+            "--iterations",
+            1,
+            "--out",
+            tmp_path,
+            settings=TINY_TEXTS,
+        )
+    )
     assert "train/malt/verifier/expected_reward" in last_row(found["run_dir"])
 
 
@@ -181,37 +224,84 @@ def test_benchmark_asks_any_provider_and_tells_accuracy_by_difficulty(tmp_path: 
     """A model that accepts everything: right on correct programs, never on wrong ones."""
     judge = [{"name": "judge", "marker": "", "replies": ["Decision: accept"]}]
     with provider_thread(tmp_path, roles=judge, base_models=["judge-1"]) as provider:
-        words = ("--model", "judge-1", "--difficulties", "introductory", "competition", "--max-problems", 4, "--n-attempts", 2)
-        done = run("cv_benchmark", *words, "--out", tmp_path / "runs", OPENAI_BASE_URL=provider.base_url, OPENAI_API_KEY=API_KEY)
+        words = (
+            "--model",
+            "judge-1",
+            "--difficulties",
+            "introductory",
+            "competition",
+            "--max-problems",
+            4,
+            "--n-attempts",
+            2,
+        )
+        done = run(
+            "cv_benchmark",
+            *words,
+            "--out",
+            tmp_path / "runs",
+            OPENAI_BASE_URL=provider.base_url,
+            OPENAI_API_KEY=API_KEY,
+        )
         asked = provider.requests()
     found = lines(done)
     assert [one["difficulty"] for one in found] == ["introductory", "competition"]
     for one in found:
         assert one["accuracy"]["n"] == 4
         assert one["accuracy"]["lower"] <= one["accuracy"]["estimate"] == 0.5 <= one["accuracy"]["upper"]
-        assert (one["completeness"]["estimate"], one["soundness"]["estimate"], one["always_fail"]["estimate"]) == (1, 0, 0.5)
-    assert sum(count for what, count in asked.items() if "chat/completions" in what) == 2 * (4 * 2 + 1), "and one dialogue of training"
-    assert API_KEY not in done.stdout + done.stderr + "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.json*"))
+        assert (one["completeness"]["estimate"], one["soundness"]["estimate"], one["always_fail"]["estimate"]) == (
+            1,
+            0,
+            0.5,
+        )
+    assert sum(count for what, count in asked.items() if "chat/completions" in what) == 2 * (4 * 2 + 1), (
+        "and one dialogue of training"
+    )
+    assert API_KEY not in done.stdout + done.stderr + "".join(
+        path.read_text() for path in (tmp_path / "runs").rglob("*.json*")
+    )
 
 
 def test_create_cv_dataset_offline(tmp_path: Path) -> None:
     words = ("--items", 6, "--split", "test", "--difficulties", "introductory")
     summary = json.loads(run("create_cv_dataset", tmp_path / "items.jsonl", *words).stdout)
     assert summary["labels"] == {"0": 3, "1": 3}
-    assert {json.loads(line)["difficulty"] for line in (tmp_path / "items.jsonl").read_text().splitlines()} == {"introductory"}
+    assert {json.loads(line)["difficulty"] for line in (tmp_path / "items.jsonl").read_text().splitlines()} == {
+        "introductory"
+    }
 
 
 def test_create_cv_dataset_with_a_model_asks_for_no_problem_twice(tmp_path: Path) -> None:
     tests = json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})
     solutions = json.dumps(["print(2 * int(input()))", "n = int(input())\nprint(n + n)"])
-    row = {"question": "Read a number and print it doubled.", "solutions": solutions, "input_output": tests, "difficulty": "interview"}
+    row = {
+        "question": "Read a number and print it doubled.",
+        "solutions": solutions,
+        "input_output": tests,
+        "difficulty": "interview",
+    }
     (tmp_path / "apps.jsonl").write_text("".join(json.dumps({**row, "problem_id": i}) + "\n" for i in range(2)))
     saboteur = [{"name": "saboteur", "marker": "", "replies": [WRONG]}]
     with provider_thread(tmp_path, roles=saboteur, base_models=["saboteur-1"]) as provider:
-        words = ("--problems", tmp_path / "apps.jsonl", "--model", "saboteur-1", "--max-attempts", 1, "--isolation", "trusted")
+        words = (
+            "--problems",
+            tmp_path / "apps.jsonl",
+            "--model",
+            "saboteur-1",
+            "--max-attempts",
+            1,
+            "--isolation",
+            "trusted",
+        )
         made = [
             json.loads(
-                run("create_cv_dataset", tmp_path / "buggy.jsonl", *words, OPENAI_BASE_URL=provider.base_url, OPENAI_API_KEY=API_KEY).stdout
+                run(
+                    "create_cv_dataset",
+                    tmp_path / "buggy.jsonl",
+                    *words,
+                    OPENAI_BASE_URL=provider.base_url,
+                    OPENAI_API_KEY=API_KEY,
+                ).stdout
             )
             for _ in range(2)
         ]

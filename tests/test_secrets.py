@@ -30,8 +30,15 @@ async def call_under_every_fault(url: str, folder: Path) -> list[BaseException]:
     provider = OpenAIProvider(base_url=url, api_key_variable="CANARY", max_retries=1, timeout_s=0.5)
     chat = OpenAIChat(provider, Limiter(), Budget())
     recorded = RecordedChat(chat, folder, 0)
-    calls = [recorded.complete(ChatRequest(fault, "gpt-4o-mini", [{"role": "user", "content": "hello"}], 9)) for fault in FAULTS]
-    raised = [outcome for outcome in await asyncio.gather(*calls, return_exceptions=True) if isinstance(outcome, BaseException)]
+    calls = [
+        recorded.complete(ChatRequest(fault, "gpt-4o-mini", [{"role": "user", "content": "hello"}], 9))
+        for fault in FAULTS
+    ]
+    raised = [
+        outcome
+        for outcome in await asyncio.gather(*calls, return_exceptions=True)
+        if isinstance(outcome, BaseException)
+    ]
     for name in ("gpt-4o-mini", "no-such-model"):
         try:
             await chat.check_models([name])
@@ -43,7 +50,9 @@ async def call_under_every_fault(url: str, folder: Path) -> list[BaseException]:
 
 @pytest.mark.filterwarnings("ignore:provider.prices has no price")
 @pytest.mark.parametrize("canary", [API_KEY, "sk-wrong-but-secret-0123456789"])
-def test_the_canary_is_nowhere(canary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_canary_is_nowhere(
+    canary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CANARY", canary)
     log, root = io.StringIO(), logging.getLogger()
     handler, level = logging.StreamHandler(log), root.level
@@ -112,11 +121,15 @@ def test_records_are_cleaned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RuntimeError: outer" in log.getvalue()
 
 
-def test_errors_that_quote_others_hide_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_that_quote_others_hide_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A plugin, YAML, `--set`; and a variable of any name once it was read as a key."""
     key = "sk-plugin-4f81c2d9"
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    (plugin := tmp_path / "own.py").write_text("import os\nraise RuntimeError('boom ' + os.environ['OPENAI_API_KEY'])\n")
+    (plugin := tmp_path / "own.py").write_text(
+        "import os\nraise RuntimeError('boom ' + os.environ['OPENAI_API_KEY'])\n"
+    )
     with pytest.raises(UserError) as caught:
         import_plugins([str(plugin)])
     assert f"RuntimeError: boom {HIDDEN}" in str(caught.value)

@@ -7,7 +7,8 @@ import pytest
 
 
 def thinned(cases: Iterable[Any], step: int = 2, first: int = 0) -> list[Any]:
-    """`cases` with all but every `step`-th from number `first` on in the slow tier. A case is a value, a tuple of several, or a `param`."""
+    """`cases` with all but every `step`-th from number `first` on in the slow tier. A case is a value, a tuple of
+    several, or a `param`."""
     return [case if number % step == first else _slow(case) for number, case in enumerate(cases)]
 
 

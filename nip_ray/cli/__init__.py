@@ -1,12 +1,14 @@
-"""The command line: `nip-ray VERB`. Thin: every verb checks its arguments, calls one function of another room and prints what it returns.
+"""The command line: `nip-ray VERB`. Thin: every verb checks its arguments, calls one function of another room and
+prints what it returns.
 
 Nothing heavy is imported before a verb needs it, so that `--help` and a refused config are instant.
-Exit codes: 0 done, 1 training went wrong, 2 the user's mistake (one line that says what would be right), 130 interrupted.
+Exit codes: 0 done, 1 training went wrong, 2 the user's mistake (one line that says what would be right), 130
+interrupted.
 
 Decisions that matter here:
 
-- A file holds a group of verbs, which register with `common.app` as the file is imported. The order of the imports here is the order of the
-  verbs in `--help`.
+- A file holds a group of verbs, which register with `common.app` as the file is imported. The order of the imports here
+  is the order of the verbs in `--help`.
 """
 
 import os
@@ -23,6 +25,7 @@ from nip_ray.redaction import Redactor
 
 # isort: off
 from nip_ray.cli import train, sweep, run, evaluate, play, folder, report, text, new, data, export, tools  # noqa: F401
+
 # isort: on
 
 _PANELS = {

@@ -1,4 +1,5 @@
-"""What the files of verbs share: the application they register with, common options, errors as exit codes, and printing."""
+"""What the files of verbs share: the application they register with, common options, errors as exit codes, and
+printing."""
 
 import json
 import os
@@ -25,23 +26,29 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder.", show_default=False, autocompletion=run_folders)]
+RunDir = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="Run folder.", show_default=False, autocompletion=run_folders)
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False, autocompletion=config_keys),
+    typer.Option(
+        "--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False, autocompletion=config_keys
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 class ConfigCommand(TyperCommand):
-    """A verb that reads a config: to an option that there is not it answers with the config's keys of that name, for `--set`."""
+    """A verb that reads a config: to an option that there is not it answers with the config's keys of that name, for
+    `--set`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click's."""
         try:
             return super().parse_args(ctx, args)
-        except Exception as error:  # NoSuchOption or another UsageError, of click or of the click that typer brings along
+        # NoSuchOption or another UsageError, of click or of the click that typer brings along
+        except Exception as error:
             known: Any = error
             if getattr(error, "message", "").endswith(("])", "})")):  # further arguments, which end in a list of YAML
                 known.message += "; a value with spaces needs quotes, as in --set 'a.b=[1, 2]'"
@@ -50,7 +57,8 @@ class ConfigCommand(TyperCommand):
                 from nip_ray.config.keys import walk
 
                 keys = sorted(
-                    {path for path, _ in walk(ExperimentConfig) if f".{path}".endswith(f".{name}")}, key=lambda path: path.count(".")
+                    {path for path, _ in walk(ExperimentConfig) if f".{path}".endswith(f".{name}")},
+                    key=lambda path: path.count("."),
                 )
                 known.possibilities = [f"--set {key}=..." for key in keys[:3]] or known.possibilities
             raise
@@ -58,7 +66,8 @@ class ConfigCommand(TyperCommand):
 
 @contextmanager
 def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """Turn the exceptions that have a meaning into one line on stderr and an exit code. run_dir: of a run that could be resumed."""
+    """Turn the exceptions that have a meaning into one line on stderr and an exit code. run_dir: of a run that could be
+    resumed."""
     try:
         yield
     except UserError as error:
@@ -75,7 +84,8 @@ def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
 
 
 end_at_once: Callable[[int], None] | None = None
-"""What makes any further signal end the process without another word, with this exit code; set where the process is ours."""
+"""What makes any further signal end the process without another word, with this exit code; set where the process is
+ours."""
 
 
 def how_ended(signum: int) -> str:
@@ -97,21 +107,34 @@ def is_run(folder: Path) -> bool:
 def check_run_dir(folder: Path) -> None:
     """UserError where `folder` is not a run's."""
     if folder.is_file():
-        raise UserError(f"{folder}: is a file, name the folder of a run; a config is for `nip-ray train {quote(str(folder))}`")
+        raise UserError(
+            f"{folder}: is a file, name the folder of a run; a config is for `nip-ray train {quote(str(folder))}`"
+        )
     if not folder.is_dir():
         from nip_ray.config.load import nearest_path
         from nip_ray.storage.listing import find_runs
 
-        near = nearest_path(folder, (found for place in {folder.parent, Path("runs")} for found in find_runs(place, depth=1)))
+        near = nearest_path(
+            folder, (found for place in {folder.parent, Path("runs")} for found in find_runs(place, depth=1))
+        )
         hint = f"did you mean {near}?" if near else "name the folder of a run, for example one in runs/"
         raise UserError(f"{folder}: no such folder, {hint}")
     if not is_run(folder):
-        sweep = f"; it holds a sweep: `nip-ray sweep --resume {quote(str(folder))}`" if (folder / "sweep.yaml").is_file() else ""
-        raise UserError(f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made{sweep}")
+        sweep = (
+            f"; it holds a sweep: `nip-ray sweep --resume {quote(str(folder))}`"
+            if (folder / "sweep.yaml").is_file()
+            else ""
+        )
+        raise UserError(
+            f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made{sweep}"
+        )
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,), width: int = 120) -> None:
-    """A plain table on stdout. words: the columns of text; the others are figures. width: where no terminal says how wide it is."""
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,), width: int = 120
+) -> None:
+    """A plain table on stdout. words: the columns of text; the others are figures. width: where no terminal says how
+    wide it is."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -148,7 +171,9 @@ def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[floa
     try:
         return tuple(kind(part) for part in text.replace(",", " ").split())
     except ValueError:
-        raise UserError(f"{option} {text}: expected {'whole ' if kind is int else ''}numbers with commas between them") from None
+        raise UserError(
+            f"{option} {text}: expected {'whole ' if kind is int else ''}numbers with commas between them"
+        ) from None
 
 
 @contextmanager
@@ -177,9 +202,14 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Import the code (plugins) that run folders name, also of folders that were made elsewhere.")
+        bool,
+        typer.Option(
+            "--trust", help="Import the code (plugins) that run folders name, also of folders that were made elsewhere."
+        ),
     ] = False,
 ) -> None:
     """Options of `nip-ray` itself."""

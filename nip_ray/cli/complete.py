@@ -1,6 +1,7 @@
 """What the shell completes: keys of configs behind `--set`, and run folders. Verbs and options are typer's.
 
-Nothing that is named on the line is run or fetched: of the config the file alone is read, and its plugins are not imported.
+Nothing that is named on the line is run or fetched: of the config the file alone is read, and its plugins are not
+imported.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,8 @@ from nip_ray.errors import UserError
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Run folders whose path begins with `incomplete`, or else those of runs/. Where there are none the shell completes files."""
+    """Run folders whose path begins with `incomplete`, or else those of runs/. Where there are none the shell completes
+    files."""
     from nip_ray.storage.listing import find_runs
 
     above = incomplete[: incomplete.rfind("/") + 1]
@@ -25,13 +27,18 @@ def folders(incomplete: str) -> list[str]:
     """Folders whose path begins with `incomplete`: such as may hold runs."""
     above = incomplete[: incomplete.rfind("/") + 1]
     try:
-        return sorted(f"{above}{entry.name}" for entry in Path(above).iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(
+            f"{above}{entry.name}"
+            for entry in Path(above).iterdir()
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
     except OSError:
         return []
 
 
 def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """`KEY=` with what it takes, of the keys that the config (or run folder, or runner file) on the command line can have."""
+    """`KEY=` with what it takes, of the keys that the config (or run folder, or runner file) on the command line can
+    have."""
     from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
     from nip_ray.config.keys import resumable
     from nip_ray.config.load import is_runner, text_names
@@ -62,7 +69,8 @@ def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _on_the_line(ctx: typer.Context) -> Mapping[str, Any]:
-    """What the file that comes first among the arguments says, under the `--set` before; nothing where it cannot be read."""
+    """What the file that comes first among the arguments says, under the `--set` before; nothing where it cannot be
+    read."""
     from nip_ray.config.load import read_mapping
 
     given = [*filter(None, map(ctx.params.get, ("config", "run_dir", "runner"))), *ctx.args]
@@ -75,7 +83,8 @@ def _on_the_line(ctx: typer.Context) -> Mapping[str, Any]:
 
 
 def _keys(kind: type, data: Any, agents: Sequence[str], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Keys below a settings class with what they take; of a union that `data` has chosen from by name, that member's alone."""
+    """Keys below a settings class with what they take; of a union that `data` has chosen from by name, that member's
+    alone."""
     from nip_ray.config.keys import branches, keys_of, place, tag_of, value_annotation
 
     for name, key in keys_of(kind).items():
@@ -87,7 +96,9 @@ def _keys(kind: type, data: Any, agents: Sequence[str], prefix: str = "") -> Ite
         if not (members and isinstance(key.default, (*members, dict, tuple))):
             yield path, key.expects
         if below is None:
-            for member in [member for member in members if len(members) > 1 and tag_of(member) == given.get("name")] or members:
+            for member in [
+                member for member in members if len(members) > 1 and tag_of(member) == given.get("name")
+            ] or members:
                 yield from _keys(member, given, agents, f"{path}.")
         else:
             for part in {**dict.fromkeys(agents if place(name) == "<agent>" else ()), **given}:

@@ -22,7 +22,9 @@ def graph_isomorphism(
     out: Annotated[Path, typer.Option(metavar="PATH", help="A .npz file, or a folder.", show_default=False)],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same pairs.")] = 0,
     test_pairs: Annotated[int, typer.Option(min=0, help="Number of held-out pairs.")] = 0,
-    exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="A data set whose pairs must not occur.", show_default=False)] = None,
+    exclude: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A data set whose pairs must not occur.", show_default=False)
+    ] = None,
     sizes: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Numbers of nodes (default: 7,8,9,10,11)", show_default=False)
     ] = None,
@@ -45,7 +47,9 @@ def graph_isomorphism(
         from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings
 
         with progress_bar("making pairs", shown=sys.stderr.isatty()) as progress:
-            summary = write_dataset(out, pairs, seed, GeneratorSettings(**chosen), test_pairs, exclude, progress, replace=force)
+            summary = write_dataset(
+                out, pairs, seed, GeneratorSettings(**chosen), test_pairs, exclude, progress, replace=force
+            )
         if as_json:
             typer.echo(json.dumps(summary))
             return
@@ -53,7 +57,11 @@ def graph_isomorphism(
         for title, key in (("score", "scores"), ("nodes", "sizes")):
             values = sorted({value for split in splits.values() for value in split[key]})
             named = [
-                ["isomorphic" if key == "scores" and v < 0 else str(v), *(str(s[key].get(v, 0)) for s in splits.values())] for v in values
+                [
+                    "isomorphic" if key == "scores" and v < 0 else str(v),
+                    *(str(s[key].get(v, 0)) for s in splits.values()),
+                ]
+                for v in values
             ]
             print_table([title, *splits], named)
         typer.echo(f"{summary['pairs_per_s']:g} pairs/s, {summary['seconds']:g} s")
@@ -68,7 +76,10 @@ def code_validation(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same items.")] = 0,
     split: Annotated[str, typer.Option(help="train or test; the two never share a family of problems.")] = "train",
     difficulties: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="introductory, interview, competition (default: all)", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="introductory, interview, competition (default: all)", show_default=False
+        ),
     ] = None,
     force: Force = False,
     as_json: AsJson = False,

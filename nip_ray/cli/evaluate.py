@@ -20,17 +20,21 @@ _COLUMNS = 10  # checkpoints in a printed table
 def evaluate(
     run_dir: RunDir,
     dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instances (default: the run's held-out ones)", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Instances (default: the run's held-out ones)", show_default=False),
     ] = None,
     checkpoint: Annotated[
         int | None, typer.Option(metavar="N", help="Iteration (default: the newest checkpoint)", show_default=False)
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampled actions (default: the run's)", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampled actions (default: the run's)", show_default=False)
+    ] = None,
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="Evaluate every checkpoint; results go to RUN_DIR/reruns.")
     ] = False,
     attack: Annotated[
-        bool, typer.Option("--attack", help="Train adversarial provers against the verifier and report their success rate.")
+        bool,
+        typer.Option("--attack", help="Train adversarial provers against the verifier and report their success rate."),
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -43,7 +47,8 @@ def evaluate(
         ),
     ] = None,
     instances: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a JSON line about every instance there", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write a JSON line about every instance there", show_default=False),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -57,7 +62,9 @@ def evaluate(
             if checkpoint is not None:
                 raise UserError("--all-checkpoints and --checkpoint: give one of them")
             if attack or settings or instances is not None:
-                raise UserError("--all-checkpoints: --attack, --set and --instances are for one checkpoint; leave them out")
+                raise UserError(
+                    "--all-checkpoints: --attack, --set and --instances are for one checkpoint; leave them out"
+                )
             folder = local_run(run_dir)
             check_run_dir(folder)
             _rerun(folder, dataset, seed, as_json)
@@ -83,7 +90,11 @@ def evaluate(
             return
         counted = [key for key in figures if f"{key}/n" in figures]
         ends = {f"{key}/{end}" for key in counted for end in ("lower", "upper", "n")}
-        plain = [key for key, value in figures.items() if not isinstance(value, dict) and key not in ends and key not in counted]
+        plain = [
+            key
+            for key, value in figures.items()
+            if not isinstance(value, dict) and key not in ends and key not in counted
+        ]
         print_table(["", ""], [[key, number(figures[key])] for key in plain])
         rows = [_row(key, *(figures.get(f"{key}{end}") for end in ("", "/lower", "/upper", "/n"))) for key in counted]
         print_table(["", "estimate", "from", "to", "of"], [*rows, *_records(figures)])
@@ -101,16 +112,25 @@ def cross_play(
             autocompletion=run_folders,
         ),
     ],
-    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="All kept checkpoints of one run against each other.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="All kept checkpoints of one run against each other.")
+    ] = False,
     dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instances (default: the held-out ones, which must be the same)", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Instances (default: the held-out ones, which must be the same)", show_default=False
+        ),
     ] = None,
-    sampled: Annotated[bool, typer.Option("--sampled", help="Sampled actions instead of the most likely ones.")] = False,
+    sampled: Annotated[
+        bool, typer.Option("--sampled", help="Sampled actions instead of the most likely ones.")
+    ] = False,
     max_instances: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Use N instances, drawn at random", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of drawn instances, sampled actions and intervals.")] = 0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there, as cross_play.json", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write it there, as cross_play.json", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play the verifiers of some runs, or of all checkpoints of one, against the provers of the others."""
@@ -142,7 +162,9 @@ def cross_play(
             return
         cells = {(cell["verifier"], cell["prover"]): cell["accuracy"] for cell in found["matrix"]}
         names = [run["name"] for run in found["runs"]]
-        print_table(["verifier, below provers of", *names], [[v, *(_interval(cells[v, p]) for p in names)] for v in names])
+        print_table(
+            ["verifier, below provers of", *names], [[v, *(_interval(cells[v, p]) for p in names)] for v in names]
+        )
         rows = [[f"{row['verifiers']} with {row['provers']}", _interval(row["accuracy"])] for row in found["by_group"]]
         print_table(["IQM accuracy against other runs' provers", ""], rows)
         elo = [{one["name"]: _points(one) for one in found["elo"][role]} for role in found["roles"]]
@@ -156,7 +178,8 @@ def _refuse_no_file(option: str, out: Path | None) -> None:
 
 
 def _print_over_time(found: Mapping[str, Any]) -> None:
-    """Checkpoints of the one role down, those of the other across, with ratings; of many, some that are spread over time."""
+    """Checkpoints of the one role down, those of the other across, with ratings; of many, some that are spread over
+    time."""
     from nip_ray.play.opponent_pool import thinned
 
     row, column = found["roles"]
@@ -181,7 +204,8 @@ def _row(name: str, estimate: Any, lower: Any, upper: Any, n: Any) -> list[str]:
 
 
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
-    """A row for every record in the parts of an evaluation, but those of the attack, and those that stand flat beside them."""
+    """A row for every record in the parts of an evaluation, but those of the attack, and those that stand flat beside
+    them."""
     for key, value in figures.items():
         if (prefix in ("", "unseen/") and key in _TOLD_APART) or not isinstance(value, dict):
             continue
@@ -199,7 +223,12 @@ def _print_attack(figures: Mapping[str, Any]) -> None:
         if goal == "refusal":
             typer.echo(f"if the prover refuses to help ({figures['refusal']['reason']}):")
         rows = [
-            [row["name"] + (" (chosen)" if row["chosen"] else ""), row["mode"], _interval(row["selection"]), _interval(row["held_out"])]
+            [
+                row["name"] + (" (chosen)" if row["chosen"] else ""),
+                row["mode"],
+                _interval(row["selection"]),
+                _interval(row["held_out"]),
+            ]
             for row in table["attackers"]
         ]
         for name, key in (("against all of them at once", "any_attacker"), ("whatever is said", "every_message")):
@@ -228,5 +257,8 @@ def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool)
         print_json({"checkpoints": rows})
         return
     shown = [key for key in rows[-1] if f"{key}/n" in rows[-1] and key.count("/") == 2 and "=" not in key]
-    print_table(["", *(str(row["iteration"]) for row in rows)], [[key, *(number(row.get(key)) for row in rows)] for key in shown])
+    print_table(
+        ["", *(str(row["iteration"]) for row in rows)],
+        [[key, *(number(row.get(key)) for row in rows)] for key in shown],
+    )
     typer.echo(f"kept in {rows[-1]['file']}")

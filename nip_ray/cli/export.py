@@ -18,11 +18,18 @@ def inspect(
     run_dir: RunDir,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Ends in .eval or .json (default: RUN_DIR/inspect/NAME_ITERATION.eval)", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Ends in .eval or .json (default: RUN_DIR/inspect/NAME_ITERATION.eval)",
+            show_default=False,
+        ),
     ] = None,
-    iteration: Annotated[int | None, typer.Option(metavar="N", help="That was tested (default: the last one)", show_default=False)] = None,
+    iteration: Annotated[
+        int | None, typer.Option(metavar="N", help="That was tested (default: the last one)", show_default=False)
+    ] = None,
 ) -> None:
-    """Write a test of a run of language models as a log of Inspect: every dialogue with its scores, for `inspect view`."""
+    """Write a test of a run of language models as a log of Inspect: every dialogue with its scores, for `inspect
+    view`."""
     with errors():
         check_run_dir(run_dir)
         with redirect_stdout(sys.stderr):
@@ -37,16 +44,20 @@ def hf(
     run_dir: RunDir,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder.", show_default=False)],
     checkpoint: Annotated[
-        int | None, typer.Option(metavar="N", help="Iteration, of networks (default: the newest checkpoint)", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Iteration, of networks (default: the newest checkpoint)", show_default=False),
     ] = None,
     push: Annotated[
         str | None,
         typer.Option(
-            metavar="OWNER/NAME", help="Put it on the Hugging Face Hub as well, private, with the token in $HF_TOKEN.", show_default=False
+            metavar="OWNER/NAME",
+            help="Put it on the Hugging Face Hub as well, private, with the token in $HF_TOKEN.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Write a run for the Hugging Face Hub: its models as safetensors and its transcripts as a data set, each with a card."""
+    """Write a run for the Hugging Face Hub: its models as safetensors and its transcripts as a data set, each with a
+    card."""
     with errors():
         check_run_dir(run_dir)
         with redirect_stdout(sys.stderr):
@@ -64,7 +75,10 @@ def hf(
 @export_app.command("verifiers")
 def verifiers(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A run folder, or a YAML file.", show_default=False)],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder; its name is the package's.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", help="A new or empty folder; its name is the package's.", show_default=False),
+    ],
 ) -> None:
     """Write a protocol between language models as a package for `verifiers` and the Environments Hub."""
     with errors():

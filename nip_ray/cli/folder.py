@@ -13,7 +13,10 @@ from nip_ray.cli.complete import folders
 from nip_ray.progress import duration, say
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="Folder with runs in it, or in folders below (a sweep's, too).", autocompletion=folders)
+    Path,
+    typer.Argument(
+        metavar="FOLDER", help="Folder with runs in it, or in folders below (a sweep's, too).", autocompletion=folders
+    ),
 ]
 
 
@@ -26,7 +29,12 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
         runs = list_runs(folder, told=lambda note: say(f"warning: {note}"))
         now = time.time()
         if as_json:
-            print_json({"folder": str(folder), "runs": [{**run.record(), "age_s": round(max(0.0, now - run.changed), 1)} for run in runs]})
+            print_json(
+                {
+                    "folder": str(folder),
+                    "runs": [{**run.record(), "age_s": round(max(0.0, now - run.changed), 1)} for run in runs],
+                }
+            )
             return
         if not runs:
             say(f"{folder}: no runs in it; `nip-ray train` makes one")
@@ -40,7 +48,10 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
             ]
             for run in runs
         ]
-        if sys.stdout.isatty() and sum(max(map(len, cells)) + 2 for cells in zip(header, *rows)) > shutil.get_terminal_size().columns:
+        if (
+            sys.stdout.isatty()
+            and sum(max(map(len, cells)) + 2 for cells in zip(header, *rows)) > shutil.get_terminal_size().columns
+        ):
             header = ["run", "state", "metric", "age"]  # with a second line each, so that words stay whole
             rows = [
                 [f"{run}\n{task}", f"{state}\n{done}", "/\n".join(f"{key} {value}".rsplit("/", 1)), age]
@@ -63,9 +74,12 @@ def _plain(text: str) -> str:
 def view(
     folder: Folder = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
-    host: Annotated[str, typer.Option(help="Address to listen on. Whoever can reach it can read the runs.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Whoever can reach it can read the runs.")
+    ] = "127.0.0.1",
 ) -> None:
-    """Serve one page over the runs in a folder, until Ctrl-C: table, curves, transcripts side by side; it follows live runs."""
+    """Serve one page over the runs in a folder, until Ctrl-C: table, curves, transcripts side by side; it follows live
+    runs."""
     with errors():
         from nip_ray.runs.view import view as serve
 

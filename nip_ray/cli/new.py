@@ -73,7 +73,9 @@ def test_it_trains(tmp_path: Path) -> None:
 
 @app.command()
 def new(
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="protocol, scenario, algorithm or provider.", show_default=False)],
+    kind: Annotated[
+        Kind, typer.Argument(metavar="KIND", help="protocol, scenario, algorithm or provider.", show_default=False)
+    ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="What configs call it.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where its three files are put.")] = Path(),
 ) -> None:
@@ -97,18 +99,27 @@ def _files(kind: Kind, name: str, out: Path) -> dict[Path, str]:
     _check_name(kind, name)
     example, old, old_class = f"examples/own_{kind}", _CALLED[kind], _CLASSES.get(kind, "no class")
     new_class = "".join(part.title() for part in name.split("_"))
-    package = Path(__file__).resolve().parents[1]  # with the examples where it is installed; in a clone they are beside it
+    # with the examples where it is installed; in a clone they are beside it
+    package = Path(__file__).resolve().parents[1]
     folder = next(found for found in (package / "examples", package.parent / "examples") if found.is_dir())
     code, config = ((folder / f"own_{kind}.{suffix}").read_text(encoding="utf-8") for suffix in ("py", "yaml"))
     class_name = re.compile(rf"\b{old_class}(?=(Settings|Chat|Learner|Config)\b|[(\":)])")
     words = {name, *(f"{new_class}{found[1] or ''}" for found in class_name.finditer(code))}
-    if taken := sorted(words & {token.string for token in generate_tokens(StringIO(code).readline) if token.type == NAME}):
-        raise UserError(f"{name}: {taken[0]} means something else in the file to be written, choose another name, as in my_{name}")
-    config = config.replace(f"[{example}.py]", f"[{json.dumps(str(out / name) + '.py')}]").replace(f"own-{kind}", name.replace("_", "-"))
+    if taken := sorted(
+        words & {token.string for token in generate_tokens(StringIO(code).readline) if token.type == NAME}
+    ):
+        raise UserError(
+            f"{name}: {taken[0]} means something else in the file to be written, choose another name, as in my_{name}"
+        )
+    config = config.replace(f"[{example}.py]", f"[{json.dumps(str(out / name) + '.py')}]").replace(
+        f"own-{kind}", name.replace("_", "-")
+    )
     files = {}
     for suffix, text in (("py", code), ("yaml", config)):
         text = re.sub(rf'(?<="){old}(?=")|(?<=name: ){old}\b|\b{old}(?=[()])', name, class_name.sub(new_class, text))
-        files[out / f"{name}.{suffix}"] = text.replace(example, str(out / name)).replace(": here the top of the repository", "")
+        files[out / f"{name}.{suffix}"] = text.replace(example, str(out / name)).replace(
+            ": here the top of the repository", ""
+        )
     imports, check = _CHECKS[kind]
     files[out / f"test_{name}.py"] = _TEST.replace("IMPORTS", imports).replace("CHECK", check).replace("NAME", name)
     return files
@@ -122,16 +133,25 @@ def _check_name(kind: Kind, name: str) -> None:
     from nip_ray.protocols.tables import PROTOCOLS
 
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        raise UserError(f"{name}: cannot be a name, use lower-case letters, digits and single underscores, as in my_{kind}")
+        raise UserError(
+            f"{name}: cannot be a name, use lower-case letters, digits and single underscores, as in my_{kind}"
+        )
     if kind == Kind.protocol:
         known = list(PROTOCOLS)
     elif kind == Kind.provider:
-        known = [tag_of(member) for member in branches(value_annotation(keys_of(TextExperimentConfig)["providers"].annotation))]
+        known = [
+            tag_of(member)
+            for member in branches(value_annotation(keys_of(TextExperimentConfig)["providers"].annotation))
+        ]
     else:
         known = names_of(ExperimentConfig, kind) + names_of(TextExperimentConfig, kind)
     if name in known:
         raise UserError(
-            f"{name}: is {'an' if kind == Kind.algorithm else 'a'} {kind} that ships with nip_ray, choose another name, as in my_{name}"
+            f"{name}: is {'an' if kind == Kind.algorithm else 'a'} {kind} that ships with nip_ray, choose another name,"
+            f" as in my_{name}"
         )
     if find_spec(name) is not None or find_spec(f"test_{name}") is not None:
-        raise UserError(f"{name}: is a Python module that is installed, which {name}.py would hide; choose another name, as in my_{name}")
+        raise UserError(
+            f"{name}: is a Python module that is installed, which {name}.py would hide; choose another name, as in"
+            f" my_{name}"
+        )

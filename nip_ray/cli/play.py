@@ -18,14 +18,20 @@ def match(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to play, game after game.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same games.")] = 0,
     search_starts: Annotated[
-        int, typer.Option(min=0, help="Also search so many random starts for the longest game that any agent can force on this host.")
+        int,
+        typer.Option(
+            min=0, help="Also search so many random starts for the longest game that any agent can force on this host."
+        ),
     ] = 0,
     search_depth: Annotated[int, typer.Option(min=0, hidden=True, help="The former name of --search-starts.")] = 0,
     scale_state: Annotated[
         bool | None,
         typer.Option(
             "--scale-state/--whole-numbers",
-            help="Divide the points in every round, as the published validator does, or not (default: as a run was trained; else yes).",
+            help=(
+                "Divide the points in every round, as the published validator does, or not (default: as a run was"
+                " trained; else yes)."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -41,4 +47,6 @@ def match(
         else:
             error = figures.pop("standard_error")
             figures["games"] = f"{figures['games']} (standard error {error:.1f}, n {rounds} rounds)"
-            print_table(["", ""], [[key, number(value)] for key, value in figures.items() if not isinstance(value, list)])
+            print_table(
+                ["", ""], [[key, number(value)] for key, value in figures.items() if not isinstance(value, list)]
+            )

@@ -17,7 +17,9 @@ def report(
     run_dir: RunDir,
     transcripts: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Which transcripts to show, as in 000050 (default: the newest)", show_default=False),
+        typer.Option(
+            metavar="NAME", help="Which transcripts to show, as in 000050 (default: the newest)", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Rebuild report.html of a run."""
@@ -34,27 +36,40 @@ def report(
 def compare(
     run_dirs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False, autocompletion=run_folders),
+        typer.Argument(
+            metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False, autocompletion=run_folders
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the page (default: comparison.html)", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write the page (default: comparison.html)", show_default=False),
     ] = None,
     cross_play: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False),
     ] = None,
     paired: Annotated[
-        bool, typer.Option("--paired", help="Of each two runs: ask both about the same instances now, and print the differences.")
+        bool,
+        typer.Option(
+            "--paired", help="Of each two runs: ask both about the same instances now, and print the differences."
+        ),
     ] = False,
     dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --paired: instances to ask about (default: held out)", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --paired: instances to ask about (default: held out)", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals. Or two by two, by instance."""
+    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals. Or two by two,
+    by instance."""
     with errors():
         for run_dir in run_dirs:
             check_run_dir(run_dir)
-        given = {"--out": out, "--cross-play": cross_play} if paired else {"--dataset": dataset, "--json": as_json or None}
+        given = (
+            {"--out": out, "--cross-play": cross_play} if paired else {"--dataset": dataset, "--json": as_json or None}
+        )
         for name, value in given.items():
             if value is not None:
                 raise UserError(f"{name}: does not go with --paired" if paired else f"{name}: goes with --paired")
@@ -83,7 +98,16 @@ def _paired(run_dirs: Sequence[Path], dataset: Path | None, as_json: bool) -> No
 
 
 def _print_pair(found: Mapping[str, Any]) -> None:
-    header = [f"{found['num_instances']} instances", "first", "second", "difference", "", "only first", "only second", "p (McNemar)"]
+    header = [
+        f"{found['num_instances']} instances",
+        "first",
+        "second",
+        "difference",
+        "",
+        "only first",
+        "only second",
+        "p (McNemar)",
+    ]
     rows = []
     for name, record in found.items():
         if not (isinstance(record, dict) and "only_first" in record):

@@ -11,9 +11,15 @@ from nip_ray.cli.common import Quiet, Settings, app, errors, for_people, is_run,
 
 @app.command()
 def run(
-    runner: Annotated[Path, typer.Argument(metavar="RUNNER", help="YAML: environment, learners, driver.", show_default=False)],
-    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder (default: as the file says)", show_default=False)] = None,
-    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in its folder where there is one.")] = False,
+    runner: Annotated[
+        Path, typer.Argument(metavar="RUNNER", help="YAML: environment, learners, driver.", show_default=False)
+    ],
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder (default: as the file says)", show_default=False)
+    ] = None,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Resume the run in its folder where there is one.")
+    ] = False,
     settings: Settings = None,
     quiet: Quiet = False,
 ) -> None:

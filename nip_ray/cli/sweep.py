@@ -27,11 +27,19 @@ from nip_ray.errors import UserError
 
 @app.command(cls=ConfigCommand)
 def sweep(
-    config: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML config with search spaces.", show_default=False)] = None,
-    resume_dir: Annotated[Path | None, typer.Option("--resume", metavar="DIR", help="Resume the sweep in DIR.", show_default=False)] = None,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="YAML config with search spaces.", show_default=False)
+    ] = None,
+    resume_dir: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Resume the sweep in DIR.", show_default=False)
+    ] = None,
     settings: Settings = None,
-    storage: Annotated[Path | None, typer.Option(metavar="DIR", help="Override the file's sweep.storage_path.", show_default=False)] = None,
-    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the sweep of this name where there is one.")] = False,
+    storage: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Override the file's sweep.storage_path.", show_default=False)
+    ] = None,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Resume the sweep of this name where there is one.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, print what would run, and stop.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -43,7 +51,10 @@ def sweep(
             raise UserError("name a sweep file, or --resume DIR to continue with a sweep, and not both")
         if config is None:
             if settings or storage or dry_run or or_resume:
-                raise UserError("--resume continues with a sweep as it was begun: leave out --set, --storage, --or-resume and --dry-run")
+                raise UserError(
+                    "--resume continues with a sweep as it was begun: leave out --set, --storage, --or-resume and"
+                    " --dry-run"
+                )
             from nip_ray.sweeps.run import resume_sweep
 
             assert resume_dir is not None
@@ -52,13 +63,20 @@ def sweep(
         else:
             from nip_ray.sweeps.spec import load_sweep, sweep_to_yaml
 
-            overrides = [*(settings or []), *([f"sweep.storage_path={json.dumps(str(storage))}"] if storage is not None else [])]
+            overrides = [
+                *(settings or []),
+                *([f"sweep.storage_path={json.dumps(str(storage))}"] if storage is not None else []),
+            ]
             spec = load_sweep(config, overrides)
             if dry_run and as_json:
                 from nip_ray.config.yaml_text import parse_yaml
 
                 print_json(
-                    {"settings": spec.num_settings, "trials": spec.num_trials, "sweep": parse_yaml(sweep_to_yaml(spec), str(config))}
+                    {
+                        "settings": spec.num_settings,
+                        "trials": spec.num_trials,
+                        "sweep": parse_yaml(sweep_to_yaml(spec), str(config)),
+                    }
                 )
                 return
             if dry_run:

@@ -13,13 +13,24 @@ from nip_ray.errors import UserError
 @app.command()
 def judge(
     run_dir: RunDir,
-    judges: Annotated[str | None, typer.Option(metavar="NAME,...", help="Which (default: all that fit)", show_default=False)] = None,
-    provider: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A provider of the run's config (default: the verifier's)", show_default=False)
+    judges: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Which (default: all that fit)", show_default=False)
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The judge's model (default: the verifier's)", show_default=False)] = None,
-    iteration: Annotated[int | None, typer.Option(metavar="N", help="Iteration (default: the last)", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print how many calls it takes and what they can cost, and stop.")] = False,
+    provider: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A provider of the run's config (default: the verifier's)", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The judge's model (default: the verifier's)", show_default=False)
+    ] = None,
+    iteration: Annotated[
+        int | None, typer.Option(metavar="N", help="Iteration (default: the last)", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print how many calls it takes and what they can cost, and stop.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Have a language model judge the agents' messages of a run."""
@@ -39,15 +50,21 @@ def judge(
 def serve_model(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: a free one).", show_default=False)],
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of a model (default: a small built-in one)", show_default=False)
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of a model (default: a small built-in one)", show_default=False),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    folder: Annotated[Path, typer.Option(metavar="DIR", help="Where files, jobs and fine-tuned models are kept.")] = Path("served"),
+    folder: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where files, jobs and fine-tuned models are kept.")
+    ] = Path("served"),
     num_gpus: Annotated[float, typer.Option(min=0, help="GPUs for answering, and as many for fine-tuning.")] = 0,
     engine: Annotated[str, typer.Option(hidden=True)] = "auto",  # scripts for earlier versions say it
     max_batch_size: Annotated[int, typer.Option(min=1, help="Replies generated at once.")] = 32,
     api_key_variable: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Environment variable with the key that callers must show", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Environment variable with the key that callers must show", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Serve a local language model through an OpenAI-compatible API: chat, files, fine-tuning jobs."""
@@ -56,7 +73,8 @@ def serve_model(
             raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")
         if engine not in ("auto", "torch"):
             raise UserError(
-                f"--engine {engine}: was removed; start `vllm serve MODEL` and name its address as base_url of a provider openai"
+                f"--engine {engine}: was removed; start `vllm serve MODEL` and name its address as base_url of a"
+                " provider openai"
             )
         from nip_ray.serving.app import serve_model as serve
 

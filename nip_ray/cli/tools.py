@@ -31,7 +31,9 @@ def doctor(
 
 @app.command()
 def schema(
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there (default: print it)", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it there (default: print it)", show_default=False)
+    ] = None,
     plugins: Annotated[
         list[str] | None,
         typer.Option("--plugin", metavar="FILE", help="With what this file registers; repeatable.", show_default=False),
@@ -49,4 +51,6 @@ def schema(
         try:
             out.write_text(schema_text(), encoding="utf-8")
         except OSError as error:
-            raise UserError(f"--out {out}: cannot be written ({error.strerror}), name a file in a folder that can be") from error
+            raise UserError(
+                f"--out {out}: cannot be written ({error.strerror}), name a file in a folder that can be"
+            ) from error

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, Settings, app, check_run_dir, errors, for_people, is_run, number, print_table
+from nip_ray.cli.common import (
+    ConfigCommand,
+    Quiet,
+    RunDir,
+    Settings,
+    app,
+    check_run_dir,
+    errors,
+    for_people,
+    is_run,
+    number,
+    print_table,
+)
 from nip_ray.cli.complete import config_keys
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.errors import UserError
@@ -17,17 +29,29 @@ from nip_ray.progress import say
 
 @app.command(cls=ConfigCommand)
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML config, run folder or wandb:...", show_default=False)],
-    iterations: Annotated[int | None, typer.Option(help="Override the config's iterations.", show_default=False)] = None,
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="YAML config, run folder or wandb:...", show_default=False)
+    ],
+    iterations: Annotated[
+        int | None, typer.Option(help="Override the config's iterations.", show_default=False)
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Override the config's seed.", show_default=False)] = None,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
     ] = None,
-    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in --run-dir, or its mirror, where there is one.")] = False,
+    or_resume: Annotated[
+        bool, typer.Option("--or-resume", help="Resume the run in --run-dir, or its mirror, where there is one.")
+    ] = False,
     settings: Settings = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="With --dry-run: print only what differs from the defaults.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")
+    ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="With --dry-run: print only what differs from the defaults.")
+    ] = False,
     dump_full: Annotated[bool, typer.Option("--dump-full", hidden=True)] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -83,7 +107,9 @@ def resume(
     ] = None,
     new_run_dir: Annotated[
         Path | None,
-        typer.Option("--run-dir", metavar="DIR", help="Where a run that is fetched from a bucket is put.", show_default=False),
+        typer.Option(
+            "--run-dir", metavar="DIR", help="Where a run that is fetched from a bucket is put.", show_default=False
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -118,7 +144,8 @@ def resume(
 
 
 def _new_run_dir(folder: Path) -> Path:
-    """`folder`, which must be new or empty, but for what a killed process (hidden files) or a run that failed at once has left."""
+    """`folder`, which must be new or empty, but for what a killed process (hidden files) or a run that failed at once
+    has left."""
     from nip_ray.storage.folder import only_begun
 
     if folder.exists() and not folder.is_dir():
@@ -140,14 +167,16 @@ def _print_figures(run_dir: Path, iterations: int, metrics: Mapping[str, Any]) -
     found = [key for key in metrics if key.startswith("eval")]
     of_verifier = [key for key in found if key.split("/")[1:2] == ["verifier"] and key.count("/") == 2]
     greedy = [key for key in of_verifier if key.startswith("eval/")]
-    of_game = [key for key in found if key.count("/") == 1 or key.endswith(("/return", "/value", "/rho/own-own"))]  # without a verifier
+    # without a verifier
+    of_game = [key for key in found if key.count("/") == 1 or key.endswith(("/return", "/value", "/rho/own-own"))]
     shown = greedy or of_verifier or of_game
     if shown:
         from nip_ray.evaluation.report.source import read_run
         from nip_ray.evaluation.report.trust import examined_words
 
         print_table(
-            [f"{examined_words(read_run(run_dir))}, after iteration {iterations}", ""], [[key, number(metrics[key])] for key in shown]
+            [f"{examined_words(read_run(run_dir))}, after iteration {iterations}", ""],
+            [[key, number(metrics[key])] for key in shown],
         )
     if (run_dir / "report.html").is_file():
         from nip_ray.evaluation.report import headline

@@ -24,8 +24,8 @@ _ANSWER_SECONDS = 20.0
 def on_loopback() -> Iterator[None]:
     """While this holds, a Ray that is started takes 127.0.0.1 for its node's address, which all its servers listen on.
 
-    Ray's own switch for it is $RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, which it reads when it is imported; that may be long ago. An address
-    that is asked for by name does not help: Ray replaces 127.0.0.1 by the one that other machines see.
+    Ray's own switch for it is $RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, which it reads when it is imported; that may be long
+    ago. An address that is asked for by name does not help: Ray replaces 127.0.0.1 by the one that other machines see.
     """
     from ray._private import ray_constants
 
@@ -38,7 +38,8 @@ def on_loopback() -> Iterator[None]:
 
 
 def answer_of(address: str) -> str:
-    """How a Ray cluster at HOST:PORT answers a call that shows our token, by gRPC's words: `ok`, `unauthenticated`, `unavailable` ..."""
+    """How a Ray cluster at HOST:PORT answers a call that shows our token, by gRPC's words: `ok`, `unauthenticated`,
+    `unavailable` ..."""
     import grpc
     from ray._private.grpc_utils import init_grpc_channel  # with Ray's token and TLS settings
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc

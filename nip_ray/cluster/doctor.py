@@ -1,15 +1,17 @@
 """`nip-ray doctor`: check that this machine can run nip_ray.
 
 Decisions that matter here:
-- a check yields findings: a "problem" is what a local run would fail on, or should not be started with; a "note" all else that is worth
-  knowing. The verdict counts problems alone;
-- a check tries the thing itself (a run is made where runs are kept, a program runs in the sandbox), and leaves nothing behind. It starts
-  no Ray, and the network is asked for nothing but a connection to the cluster that RAY_ADDRESS names;
-- a finding holds no value of a secret, and none of a variable that might hold one by mistake, such as RAY_ADDRESS or RAY_AUTH_MODE;
-- ranges of versions come from nip_ray's own metadata, and the extras of what it needs are looked up, too: `ray[default]` without aiohttp
-  is a Ray without a job server;
-- containers and schedulers limit by control groups what `free` and `nproc` do not show. Both versions are read, at every level: the
-  tightest counts. Files that a process read stay in its group's memory until needed, and do not count as used.
+- a check yields findings: a "problem" is what a local run would fail on, or should not be started with; a "note" all
+  else that is worth knowing. The verdict counts problems alone;
+- a check tries the thing itself (a run is made where runs are kept, a program runs in the sandbox), and leaves nothing
+  behind. It starts no Ray, and the network is asked for nothing but a connection to the cluster that RAY_ADDRESS names;
+- a finding holds no value of a secret, and none of a variable that might hold one by mistake, such as RAY_ADDRESS or
+  RAY_AUTH_MODE;
+- ranges of versions come from nip_ray's own metadata, and the extras of what it needs are looked up, too:
+  `ray[default]` without aiohttp is a Ray without a job server;
+- containers and schedulers limit by control groups what `free` and `nproc` do not show. Both versions are read, at
+  every level: the tightest counts. Files that a process read stay in its group's memory until needed, and do not count
+  as used.
 """
 
 import os
@@ -48,7 +50,8 @@ SOCKET_PATH, LONGEST_SOCKET = 107, "sockets/dash_MetricsHead"  # bytes that Linu
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of fact about this machine. name: of the check. mend: how to change what it says, empty where nothing is to be changed."""
+    """One line of fact about this machine. name: of the check. mend: how to change what it says, empty where nothing is
+    to be changed."""
 
     name: str
     status: Status
@@ -57,7 +60,8 @@ class Finding:
 
 
 def examine(storage_path: Path | None = None) -> list[Finding]:
-    """What is right and wrong with this machine for a local run. storage_path: where runs are to be kept (None: ./runs)."""
+    """What is right and wrong with this machine for a local run. storage_path: where runs are to be kept (None:
+    ./runs)."""
     checks = {**CHECKS, "storage": partial(storage, STORAGE if storage_path is None else storage_path)}
     return [finding for name, check in checks.items() for finding in findings(name, check)]
 
@@ -123,7 +127,8 @@ def packages() -> Iterator[Found]:
 
 
 def extras() -> Iterator[Found]:
-    """Which extras of the project are complete, and what the others lack. `dev` is for people who work on nip_ray itself."""
+    """Which extras of the project are complete, and what the others lack. `dev` is for people who work on nip_ray
+    itself."""
     try:
         names = [name for name in metadata.metadata(PROJECT).get_all("Provides-Extra") or [] if name != "dev"]
     except metadata.PackageNotFoundError:
@@ -158,7 +163,9 @@ def torch_version() -> Iterator[Found]:
     with warnings.catch_warnings(record=True):  # CUDA tells of old drivers by a warning
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    driver = Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists()
+    driver = (
+        Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists()
+    )
     toolkit = torch.version.cuda or torch.version.hip
     if count or not driver:
         yield "ok", f"torch sees {count} GPU{'s' if count > 1 else ''}" if count else "no GPU: runs use the processors"
@@ -195,11 +202,16 @@ def _needs(distribution: str, extra: str = "") -> "list[Requirement]":
     found = [(one, one.marker) for one in map(Requirement, metadata.requires(distribution) or [])]
     if not extra:
         return [one for one, marker in found if marker is None or marker.evaluate({"extra": ""})]
-    return [one for one, marker in found if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})]
+    return [
+        one
+        for one, marker in found
+        if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+    ]
 
 
 def _lacks(requirement: "Requirement", seen: frozenset[tuple[str, str]] = frozenset()) -> Iterator[tuple[str, str]]:
-    """(what is missing or out of range, what pip is asked for): the requirement, or what its extras need. seen: extras before."""
+    """(what is missing or out of range, what pip is asked for): the requirement, or what its extras need. seen: extras
+    before."""
     version = _version(requirement.name)
     if version is None:
         yield f"{requirement.name} is not installed (wanted: {_plain(requirement)})", _plain(requirement)
@@ -289,7 +301,8 @@ def shared_memory() -> Iterator[Found]:
 def limits(
     mount: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> tuple[float | None, int | None, int | None]:
-    """Of this process's control group: processors or a share of them, bytes in all, bytes of them not used. None: no limit."""
+    """Of this process's control group: processors or a share of them, bytes in all, bytes of them not used. None: no
+    limit."""
 
     def text(path: Path) -> str:
         with suppress(OSError):
@@ -314,7 +327,9 @@ def limits(
                     kept = dict(row.split()[:2] for row in text(folder / "memory.stat").splitlines())
                     files = int(kept.get("inactive_file", kept.get("total_inactive_file", 0)))
                     sizes.append(limit)
-                    free.append(max(0, limit + files - number(folder / "memory.current", folder / "memory.usage_in_bytes")))
+                    free.append(
+                        max(0, limit + files - number(folder / "memory.current", folder / "memory.usage_in_bytes"))
+                    )
     return min(cpus, default=None), min(sizes, default=None), min(free, default=None)
 
 
@@ -329,7 +344,9 @@ def sandbox() -> Iterator[Found]:
     except SandboxFailure as error:
         yield "note", f"no program runs here, trusted ones neither: {error}", "docs/sandbox.md"
     except UserError as error:
-        mend = "install bubblewrap (bwrap), Docker or Podman, if you run programs of models or strangers: docs/sandbox.md"
+        mend = (
+            "install bubblewrap (bwrap), Docker or Podman, if you run programs of models or strangers: docs/sandbox.md"
+        )
         yield "note", f"trusted programs run; {str(error).partition('. Install')[0]}", mend
     else:
         yield "ok", f"programs of models and strangers run isolated, by {engine}; trusted ones under limits"

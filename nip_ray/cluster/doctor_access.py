@@ -1,11 +1,12 @@
 """The doctor's checks of who may use a Ray, and whom it listens to: keys, token, cluster, ports.
 
 Decisions that matter here:
-- Ray takes every RAY_AUTH_MODE but `token` for `disabled`, misspelt ones too, and asks for no tokens by itself at a cluster that is named;
+- Ray takes every RAY_AUTH_MODE but `token` for `disabled`, misspelt ones too, and asks for no tokens by itself at a
+  cluster that is named;
 - that others can read a token's file is a note: the next run that starts Ray mends it;
 - RAY_ADDRESS may hold a password in the wrong place, so that only its host and port are told;
-- a Ray that a run starts listens on the loopback alone; the servers of one that `ray start` starts listen on all interfaces, guarded by
-  tokens or by nothing.
+- a Ray that a run starts listens on the loopback alone; the servers of one that `ray start` starts listen on all
+  interfaces, guarded by tokens or by nothing.
 """
 
 import os
@@ -27,7 +28,9 @@ Found = tuple[Status, str] | tuple[Status, str, str]
 
 TIMEOUT_S = 2.0  # of a connection
 OWN = "unset RAY_ADDRESS, and a run starts a Ray of its own"
-_OF_PROVIDERS = [(getattr(kind, "api_key_variable", None), kind.base_url_variable) for kind in ProviderSettings.__subclasses__()]
+_OF_PROVIDERS = [
+    (getattr(kind, "api_key_variable", None), kind.base_url_variable) for kind in ProviderSettings.__subclasses__()
+]
 VARIABLES = (*(name for pair in _OF_PROVIDERS for name in pair if name is not None), "WANDB_API_KEY", "HF_TOKEN")
 """Keys and addresses of services that parts of the project read; a config can name others."""
 
@@ -70,7 +73,9 @@ def token() -> Iterator[Found]:
     mode, named = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
     is_off = mode is not None and not _wants_tokens()  # left to itself, a new local Ray asks for tokens
     if mode is not None and is_off:
-        what = "RAY_AUTH_MODE turns Ray's tokens off" + ("" if mode.lower() == "disabled" else " (it is neither `token` nor `disabled`)")
+        what = "RAY_AUTH_MODE turns Ray's tokens off" + (
+            "" if mode.lower() == "disabled" else " (it is neither `token` nor `disabled`)"
+        )
         yield "note", f"{what}: whoever reaches a port of Ray can run programs as you", "export RAY_AUTH_MODE=token"
     path = Path(named) if named else Path(os.path.expanduser("~")) / ".ray" / "auth_token"
     held = False
@@ -79,7 +84,11 @@ def token() -> Iterator[Found]:
     if os.environ.get("RAY_AUTH_TOKEN"):
         yield "ok", "Ray's token comes from RAY_AUTH_TOKEN"
     elif held and path.stat().st_uid != os.geteuid():
-        yield "note", f"Ray's token in {path} belongs to another user", "make one of your own: `ray get-auth-token --generate`"
+        yield (
+            "note",
+            f"Ray's token in {path} belongs to another user",
+            "make one of your own: `ray get-auth-token --generate`",
+        )
     elif held and (mask := path.stat().st_mode & 0o777) & 0o077:  # the next run that starts Ray mends it
         what = f"Ray's token in {path} is open to other users of this machine (mode {mask:o})"
         yield "note", what, f"chmod 600 {shlex.quote(str(path))}"
@@ -124,14 +133,19 @@ def cluster() -> Iterator[Found]:
     (host, port), reason = target, _reason_not_reached(*target)
     if address in ("", "local"):
         state = "is not there any more" if reason else "answers"
-        what = f"`ray start` has left a cluster at {host}:{port}, which {state}; runs start a Ray of their own beside it"
+        what = (
+            f"`ray start` has left a cluster at {host}:{port}, which {state}; runs start a Ray of their own beside it"
+        )
         yield "note", what, "export RAY_ADDRESS=auto to join it, or end it by `ray stop`"
     elif reason:
         yield "problem", f"{says} {host}:{port}, which cannot be reached ({reason})", f"start that cluster, or {OWN}"
     else:
         yield "ok", f"{says} {host}:{port}, which answers: runs join it"
     if address not in ("", "local", "auto") and not is_loopback(host) and not _wants_tokens():
-        what = f"RAY_ADDRESS names another machine ({host}) without tokens: whoever reaches it can run programs in your run"
+        what = (
+            f"RAY_ADDRESS names another machine ({host}) without tokens: whoever reaches it can run programs in"
+            " your run"
+        )
         mend = "give the cluster a token (docs.ray.io, token authentication) and export RAY_AUTH_MODE=token"
         yield "problem", what, mend
 
@@ -182,18 +196,24 @@ def ports() -> Iterator[Found]:
     for connection in connections:
         if connection.pid is None or not connection.laddr or connection.status != psutil.CONN_LISTEN:
             continue
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # gone by now, or a title was written over what there was to read
+        # gone by now, or a title was written over what there was to read
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             process, (host, port) = psutil.Process(connection.pid), connection.laddr
             arguments = process.cmdline() if process.uids().effective == os.geteuid() else []
             role = next((name for name, start in ROLES.items() if re.match(start, " ".join(arguments[:5]))), None)
             if role is None:
                 continue
-            what = f"{role} on {'*' if host in ('0.0.0.0', '::') else host.removeprefix('::ffff:')}:{port} (process {connection.pid})"
+            what = (
+                f"{role} on {'*' if host in ('0.0.0.0', '::') else host.removeprefix('::ffff:')}:{port} (process"
+                f" {connection.pid})"
+            )
             told.append(what)
             asks = next((one.removeprefix("--host=") for one in arguments if one.startswith("--host=")), "")
             tokens = process.environ().get("RAY_AUTH_MODE", "").lower() == "token"
             if mend := mend_of_exposed(role, host, asks, tokens):
-                harm = "" if tokens or role == "serve proxy" else ", and asks for no token: they can run programs as you"
+                harm = (
+                    "" if tokens or role == "serve proxy" else ", and asks for no token: they can run programs as you"
+                )
                 exposed.append(("note", f"{what} can be reached from other machines{harm}", mend))
     yield "ok", "; ".join(told) or "no Ray and no nip-ray of this user listens"
     yield from exposed
@@ -206,8 +226,11 @@ def mend_of_exposed(role: str, host: str, asks: str, tokens: bool) -> str:
     """
     if is_loopback(host):
         return ""
-    if role == "dashboard" and not is_loopback(asks):  # one that stays here may still give figures for Prometheus elsewhere
+    # one that stays here may still give figures for Prometheus elsewhere
+    if role == "dashboard" and not is_loopback(asks):
         return "start Ray with --dashboard-host=127.0.0.1 and come by `ray dashboard` or an SSH tunnel"
     if role == "serve proxy" and host != "::":  # every worker of Ray has a port on ::, where only Ray is spoken
         return "leave --host at 127.0.0.1 and come by an SSH tunnel"
-    return "end that Ray (`ray stop`) and start it with RAY_AUTH_MODE=token" if role == "gcs_server" and not tokens else ""
+    return (
+        "end that Ray (`ray stop`) and start it with RAY_AUTH_MODE=token" if role == "gcs_server" and not tokens else ""
+    )

@@ -1,12 +1,13 @@
 """SIGTERM, SIGHUP and Ctrl-C: what runs is brought to a point from which it can be resumed, and ends within seconds.
 
 Decisions that matter here:
-- schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets `GRACE_S` seconds to reach
-  a safe point, where a checkpoint is whole; after that it is cut off where it stands;
-- Ray puts handlers of its own in place whenever a process joins it, those in Python seconds before it has: while `kept` holds they are not
-  taken. The one in C++ prints a stack and aborts; its end puts ours back. One of Ray's that is there already gives way. A handler that
-  whoever calls us has set is left alone;
-- a blocking call of Ray's raises a plain KeyboardInterrupt in the place of ours: the signal that came last says which it was;
+- schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets
+  `GRACE_S` seconds to reach a safe point, where a checkpoint is whole; after that it is cut off where it stands;
+- Ray puts handlers of its own in place whenever a process joins it, those in Python seconds before it has: while `kept`
+  holds they are not taken. The one in C++ prints a stack and aborts; its end puts ours back. One of Ray's that is there
+  already gives way. A handler that whoever calls us has set is left alone;
+- a blocking call of Ray's raises a plain KeyboardInterrupt in the place of ours: the signal that came last says which
+  it was;
 - a second signal cuts off at once;
 - SIGHUP is what a terminal sends that is closed. Where it is ignored (`nohup`) it stays ignored, and the run goes on.
 """
@@ -27,7 +28,8 @@ _last: int | None = None
 
 
 class Interrupted(KeyboardInterrupt):
-    """signum: the signal that ended the work. safe: whether it ended at a safe point, so that its state can be saved."""
+    """signum: the signal that ended the work. safe: whether it ended at a safe point, so that its state can be
+    saved."""
 
     def __init__(self, signum: int, safe: bool = False) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -36,8 +38,8 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While this holds, all three signals raise `Interrupted` in the main thread. Within another such block, or in another thread:
-    nothing.
+    """While this holds, all three signals raise `Interrupted` in the main thread. Within another such block, or in
+    another thread: nothing.
     """
     global _noted, _last
     if _installed or threading.current_thread() is not threading.main_thread():
@@ -48,7 +50,8 @@ def interruptible() -> Iterator[None]:
     _installed.update(
         number
         for number, handler in before.items()
-        if handler in (signal.default_int_handler, signal.SIG_DFL) or str(getattr(handler, "__module__", "")).startswith("ray.")
+        if handler in (signal.default_int_handler, signal.SIG_DFL)
+        or str(getattr(handler, "__module__", "")).startswith("ray.")
     )
     _install()
     try:
@@ -71,12 +74,15 @@ def _install() -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """While this holds nobody replaces our handlers, where they are in place; at its end they are, whatever was set past Python."""
+    """While this holds nobody replaces our handlers, where they are in place; at its end they are, whatever was set
+    past Python."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     set_handler = signal.signal
-    signal.signal = lambda number, handler: signal.getsignal(number) if number in _installed else set_handler(number, handler)
+    signal.signal = lambda number, handler: (
+        signal.getsignal(number) if number in _installed else set_handler(number, handler)
+    )
     try:
         yield
     finally:
@@ -86,8 +92,8 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds wherever it is. Within
-    another such block: nothing, the other one's end counts.
+    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds
+    wherever it is. Within another such block: nothing, the other one's end counts.
     """
     global _finishing
     if _finishing:

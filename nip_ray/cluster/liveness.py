@@ -1,10 +1,12 @@
 """Processes that hang without dying: how long one may be silent, how it gives signs of life, and who looks for them.
 
 Decisions that matter here:
-- a process that is stopped or dead-locked looks like one that is slow. Where an answer of its work is waited for, what is slow is measured
-  by the iterations before (`hang_limit_s`). Where its work may take hours (a wait for a provider, a last examination), it gives signs of
-  life on a thread of its own: an actor by answering in the concurrency group `GROUP`, a trial by touching a file in its run folder;
-- a process is judged from its first sign on: one that is being made waits for room, and imports libraries, as long as that takes;
+- a process that is stopped or dead-locked looks like one that is slow. Where an answer of its work is waited for, what
+  is slow is measured by the iterations before (`hang_limit_s`). Where its work may take hours (a wait for a provider, a
+  last examination), it gives signs of life on a thread of its own: an actor by answering in the concurrency group
+  `GROUP`, a trial by touching a file in its run folder;
+- a process is judged from its first sign on: one that is being made waits for room, and imports libraries, as long as
+  that takes;
 - time in which nobody looked does not count: this process may have been stopped together with the other;
 - clocks of machines differ, so a sign is compared with the one before, never with the time here.
 """
@@ -30,8 +32,9 @@ _TIMES_MEDIAN, _TIMES_AT_FIRST = 5, 10
 
 
 def hang_limit_s(least_s: float, durations_s: Collection[float]) -> float:
-    """Seconds to wait for an answer: `least_s`, or five times the median of the iterations so far where that is longer. Before the first
-    iteration is over nobody knows how long one takes (data are read, kernels compiled): then ten times `least_s`.
+    """Seconds to wait for an answer: `least_s`, or five times the median of the iterations so far where that is longer.
+    Before the first iteration is over nobody knows how long one takes (data are read, kernels compiled): then ten times
+    `least_s`.
     """
     return max(least_s, _TIMES_MEDIAN * median(durations_s)) if durations_s else _TIMES_AT_FIRST * least_s
 
@@ -42,10 +45,12 @@ class Silence:
     def __init__(self, limit_s: float, step_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """limit_s: how long one may be silent. step_s: the longest time between two looks that counts."""
         self.limit_s, self._step_s, self._clock = limit_s, step_s, clock
-        self._seen: dict[str, tuple[Hashable, float, float]] = {}  # name -> its newest sign, seconds of silence, time of the last look
+        # name -> its newest sign, seconds of silence, time of the last look
+        self._seen: dict[str, tuple[Hashable, float, float]] = {}
 
     def too_long(self, name: str, sign: Hashable) -> bool:
-        """Look at the process `name`; whether it has been silent for too long. sign: its newest, None before its first."""
+        """Look at the process `name`; whether it has been silent for too long. sign: its newest, None before its
+        first."""
         if sign is None:
             self.forget(name)
             return False
@@ -96,7 +101,8 @@ def watchable(kind: type) -> Any:
 
 
 class ActorWatch:
-    """Watches actors, which are of a `watchable` kind, in a thread, until `close`: one that hangs is ended, and Ray makes it again."""
+    """Watches actors, which are of a `watchable` kind, in a thread, until `close`: one that hangs is ended, and Ray
+    makes it again."""
 
     def __init__(self, actors: Mapping[str, Any], limit_s: float) -> None:
         """actors: by what they are called in messages. limit_s: how long one may be silent."""

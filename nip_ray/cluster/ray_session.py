@@ -1,15 +1,15 @@
 """Joining or starting Ray.
 
 Decisions that matter here:
-- a named cluster is asked first, by one gRPC call, whether it is there and takes our token. Ray itself would say nothing for two
-  minutes where there is no cluster, and repeat itself for twenty seconds where a token is refused;
-- a local Ray is one that no other machine can reach: every port of it, not its dashboard alone, listens on the loopback. A cluster that
-  `ray start` left on this machine is joined only when it is named (`auto` will do);
-- Ray turns token authentication on by itself for a local Ray, and writes the token with whatever mode the umask leaves, mostly readable
-  by everyone. So the file is there before Ray looks for it, with mode 0600. Where the user has said how to authenticate
-  ($RAY_AUTH_MODE=disabled, $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH), nothing is written;
-- to a cluster that is named by its address a token is shown only under $RAY_AUTH_MODE=token, which is Ray's own rule: it does not send
-  a secret to an address just because there is a secret. No message of ours holds a token.
+- a named cluster is asked first, by one gRPC call, whether it is there and takes our token. Ray itself would say
+  nothing for two minutes where there is no cluster, and repeat itself for twenty seconds where a token is refused;
+- a local Ray is one that no other machine can reach: every port of it, not its dashboard alone, listens on the
+  loopback. A cluster that `ray start` left on this machine is joined only when it is named (`auto` will do);
+- Ray turns token authentication on by itself for a local Ray, and writes the token with whatever mode the umask leaves,
+  mostly readable by everyone. So the file is there before Ray looks for it, with mode 0600. Where the user has said how
+  to authenticate ($RAY_AUTH_MODE=disabled, $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH), nothing is written;
+- to a cluster that is named by its address a token is shown only under $RAY_AUTH_MODE=token, which is Ray's own rule:
+  it does not send a secret to an address just because there is a secret. No message of ours holds a token.
 """
 
 import logging
@@ -39,11 +39,11 @@ def first_words(text: str) -> str:
 
 
 def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
-    """Join the cluster that the config or $RAY_ADDRESS names (in a Ray job: its own); else start a local Ray with so many CPUs (or as many
-    as the machine has), where any are asked for. Returns whether it has started one.
+    """Join the cluster that the config or $RAY_ADDRESS names (in a Ray job: its own); else start a local Ray with so
+    many CPUs (or as many as the machine has), where any are asked for. Returns whether it has started one.
 
-    A local Ray and its dashboard listen on 127.0.0.1 and ask for a token. Raises UserError when a named cluster cannot be
-    reached or refuses our token, and when the token's file cannot be kept.
+    A local Ray and its dashboard listen on 127.0.0.1 and ask for a token. Raises UserError when a named cluster cannot
+    be reached or refuses our token, and when the token's file cannot be kept.
     """
     import ray
 
@@ -76,10 +76,13 @@ def start_local_ray(**options: Any) -> None:
     process = psutil.Process()
     before = set(process.children())
     try:
-        with compat.on_loopback(), kept(), finishing():  # a signal waits: Ray forgets the processes of a start that is cut off
+        # a signal waits: Ray forgets the processes of a start that is cut off
+        with compat.on_loopback(), kept(), finishing():
             ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
     except AuthenticationError as error:
-        raise UserError("RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it") from error
+        raise UserError(
+            "RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it"
+        ) from error
     except KeyboardInterrupt as interrupt:
         ray.shutdown()
         for child in set(process.children()) - before:  # of a start that took longer than a signal waits
@@ -94,8 +97,8 @@ def start_local_ray(**options: Any) -> None:
 def secure_token() -> None:
     """See to it that the token a local Ray is about to use is readable by its owner alone.
 
-    Makes ~/.ray/auth_token with mode 0600, or takes the others' rights from one that is ours. Does nothing where authentication is off or
-    the user gives a token. Raises UserError when the file cannot be made or mended.
+    Makes ~/.ray/auth_token with mode 0600, or takes the others' rights from one that is ours. Does nothing where
+    authentication is off or the user gives a token. Raises UserError when the file cannot be made or mended.
     """
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
@@ -113,7 +116,8 @@ def secure_token() -> None:
 
 
 def _make_token(path: Path) -> None:
-    """A token at `path`, unless there is one: written aside and linked, so that of two processes both get the token of one."""
+    """A token at `path`, unless there is one: written aside and linked, so that of two processes both get the token of
+    one."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -139,7 +143,9 @@ def _join(address: str, key: str) -> None:
     from ray.exceptions import AuthenticationError
 
     if address.startswith(("http://", "https://")):
-        raise UserError(f"{key}: {address} is a dashboard, for `ray job submit`; name the cluster as HOST:6379, or none to run here")
+        raise UserError(
+            f"{key}: {address} is a dashboard, for `ray job submit`; name the cluster as HOST:6379, or none to run here"
+        )
     try:
         if "://" not in address and address != "auto":
             _ask(address, key)

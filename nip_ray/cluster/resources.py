@@ -12,7 +12,10 @@ from nip_ray.errors import UserError
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 
 Bundle = dict[str, float]
-_KEYS = {"CPU": "play.num_env_runners, learners.num_learners or CPUs for each", "GPU": "the GPUs for each env runner and learner"}
+_KEYS = {
+    "CPU": "play.num_env_runners, learners.num_learners or CPUs for each",
+    "GPU": "the GPUs for each env runner and learner",
+}
 TOKEN_KEYS = {
     "CPU": "algorithm.num_rollout_workers, algorithm.num_learners or num_cpus of the providers",
     "GPU": "num_gpus of the providers",
@@ -51,14 +54,17 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
     for name, provider in speaking_providers(config).items():
         if provider.training_workers:
             asked = f"providers.{name}: got {provider.training_workers} workers for fine-tuning"
-            raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; ask for 1, or run the settings one by one")
+            raise UserError(
+                f"{asked}, but in a trial of a sweep one process fine-tunes; ask for 1, or run the settings one by one"
+            )
         made += provider.actors
     wanted = ({kind: amount for kind, amount in bundle.items() if amount} for bundle in made)
     return [bundle for bundle in wanted if bundle]
 
 
 def token_actors(config: TextExperimentConfig) -> list[Bundle]:
-    """CPUs and GPUs of the actors that learn each model, and of those that play, where agents learn from their tokens."""
+    """CPUs and GPUs of the actors that learn each model, and of those that play, where agents learn from their
+    tokens."""
     rule, settings = config.algorithm, language_agents(config)
     assert isinstance(rule, TokenTrainingSettings)
     first = [settings[agents[0]] for agents in groups(config).values()]
@@ -72,7 +78,9 @@ def worker_bundle(config: TextExperimentConfig) -> Bundle:
     return _most([bundle for provider in speaking_providers(config).values() for bundle in provider.actors])
 
 
-def check_cluster(bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False, keys: Mapping[str, str] = _KEYS) -> None:
+def check_cluster(
+    bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False, keys: Mapping[str, str] = _KEYS
+) -> None:
     """Raise UserError when the cluster that this process is connected to can never hold all `bundles` at once.
 
     autoscaling: the cluster may grow, so nothing is refused. keys: what is to be lowered, for each resource.
@@ -85,23 +93,34 @@ def check_cluster(bundles: Sequence[Mapping[str, float]], *, autoscaling: bool =
             raise UserError(f"the cluster is too small for this config: {faults}")
 
 
-def missing(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], keys: Mapping[str, str] = _KEYS) -> str:
-    """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; empty when they fit. keys: to lower."""
+def missing(
+    bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], keys: Mapping[str, str] = _KEYS
+) -> str:
+    """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; empty when they fit. keys: to
+    lower."""
     has = {name: sum(float(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU")}
     asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
     fitting = _fitting(bundles, nodes)
     lacking = [name for name in asked if asked[name] > has[name] + _ROUNDING]
     if lacking:
         wanted = f"{_words(asked)} are asked for ({_listed(bundles)})"
-        return f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))}; {_mend(lacking, keys)}"
+        return (
+            f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))};"
+            f" {_mend(lacking, keys)}"
+        )
     for bundle in bundles:
         if not any(_holds([bundle], node) for node in nodes):
             largest = _words(max(nodes, key=lambda node: (float(node.get("GPU", 0)), float(node.get("CPU", 0)))))
-            return f"one process asks for {_words(bundle)}, and the largest node has {largest}; {_mend(list(bundle), keys)}"
+            return (
+                f"one process asks for {_words(bundle)}, and the largest node has {largest};"
+                f" {_mend(list(bundle), keys)}"
+            )
     if fitting < len(bundles):
         parts = ", ".join(_words(node) for node in nodes)
         short = ["GPU"] if any(bundle.get("GPU") for bundle in bundles) else ["CPU"]
-        return f"its nodes have {parts}, and of {_listed(bundles)} {_counted(fitting, len(bundles))}; {_mend(short, keys)}"
+        return (
+            f"its nodes have {parts}, and of {_listed(bundles)} {_counted(fitting, len(bundles))}; {_mend(short, keys)}"
+        )
     return ""
 
 
@@ -116,7 +135,8 @@ def _bundle(cpus: float, gpus: float) -> Bundle:
 def _fitting(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> int:
     """The most bundles that the nodes can hold at once: exact, since a run asks for few kinds of them.
 
-    Goes from node to node with all numbers of each kind that can be placed so far and are not less than others in every kind.
+    Goes from node to node with all numbers of each kind that can be placed so far and are not less than others in every
+    kind.
     """
     counted = Counter(tuple(sorted(bundle.items())) for bundle in bundles)
     kinds, most = [dict(kind) for kind in counted], tuple(counted.values())
@@ -125,11 +145,15 @@ def _fitting(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str
     for node in nodes:
         alike = _words(node)
         choices = known[alike] = known.get(alike) or _choices(kinds, most, node)
-        placed = _largest({tuple(map(min, zip(map(sum, zip(so_far, more)), most))) for so_far in placed for more in choices})
+        placed = _largest(
+            {tuple(map(min, zip(map(sum, zip(so_far, more)), most))) for so_far in placed for more in choices}
+        )
     return max(map(sum, placed))
 
 
-def _choices(kinds: Sequence[Mapping[str, float]], most: Sequence[int], node: Mapping[str, Any]) -> set[tuple[int, ...]]:
+def _choices(
+    kinds: Sequence[Mapping[str, float]], most: Sequence[int], node: Mapping[str, Any]
+) -> set[tuple[int, ...]]:
     """How many of each kind a node can hold together; of these the largest."""
     found: list[list[int]] = [[]]
     for i, kind in enumerate(kinds):
@@ -137,7 +161,9 @@ def _choices(kinds: Sequence[Mapping[str, float]], most: Sequence[int], node: Ma
         found = [
             [*so_far, count]
             for so_far, others in held
-            for count in takewhile(lambda n, others=others, kind=kind: _holds([*others, *[kind] * n], node), range(most[i] + 1))
+            for count in takewhile(
+                lambda n, others=others, kind=kind: _holds([*others, *[kind] * n], node), range(most[i] + 1)
+            )
         ]
     return _largest(set(map(tuple, found)))
 
@@ -148,7 +174,8 @@ def _largest(vectors: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
 
 
 def _holds(bundles: Sequence[Mapping[str, float]], node: Mapping[str, Any]) -> bool:
-    """True if a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs do not hold three of 0.6."""
+    """True if a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs do not hold
+    three of 0.6."""
     if sum(bundle.get("CPU", 0) for bundle in bundles) > float(node.get("CPU", 0)) + _ROUNDING:
         return False
     left = [1.0] * int(float(node.get("GPU", 0)))
@@ -178,4 +205,7 @@ def _listed(bundles: Sequence[Mapping[str, float]]) -> str:
 
 
 def _mend(lacking: Sequence[str], keys: Mapping[str, str]) -> str:
-    return f"lower {' and '.join(keys[name] for name in lacking)}, join a larger cluster, or set runtime.autoscaling where it grows"
+    return (
+        f"lower {' and '.join(keys[name] for name in lacking)}, join a larger cluster, or set runtime.autoscaling where"
+        " it grows"
+    )

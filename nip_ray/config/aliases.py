@@ -1,4 +1,5 @@
-"""Other words for settings of learning rules, those of stock RLlib and of earlier runner files: one table for all kinds of config."""
+"""Other words for settings of learning rules, those of stock RLlib and of earlier runner files: one table for all kinds
+of config."""
 
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -40,7 +41,8 @@ def other_words(name: str) -> set[str]:
 
 
 def word_for(name: str, names: Collection[str], where: str = "") -> str:
-    """What `name` stands for among `names`: itself, or the word that it is an alias of, which is said once. where: stands before it."""
+    """What `name` stands for among `names`: itself, or the word that it is an alias of, which is said once. where:
+    stands before it."""
     word = ALIASES.get(name, name)
     if name in names or word not in names:
         return name
@@ -50,7 +52,8 @@ def word_for(name: str, names: Collection[str], where: str = "") -> str:
 
 
 def in_own_words(data: Mapping[str, Any], kind: type, where: str = "") -> dict[str, Any]:
-    """`data`, a mapping with a learning rule under `algorithm`, with that rule's aliases replaced. kind: the settings class of `data`.
+    """`data`, a mapping with a learning rule under `algorithm`, with that rule's aliases replaced. kind: the settings
+    class of `data`.
 
     Raises UserError where a setting is given under both its names.
     """
@@ -64,7 +67,9 @@ def in_own_words(data: Mapping[str, Any], kind: type, where: str = "") -> dict[s
     for name, value in rule.items():
         word = word_for(name, names, f"{where}algorithm.")
         if word != name and word in rule:
-            raise UserError(f"{where}algorithm.{name}: is another word for {word}, which is given too; leave one of them out")
+            raise UserError(
+                f"{where}algorithm.{name}: is another word for {word}, which is given too; leave one of them out"
+            )
         made[word] = value
     return {**data, "algorithm": made}
 

@@ -32,7 +32,9 @@ def resumed_config(stored: Config, changes: Sequence[str], iterations: int | Non
     changed = config_from_dict(apply_overrides(plain(stored), changes))
     assert isinstance(changed, type(stored))
     if changed.iterations != stored.iterations and (key := next(over_iterations(stored), None)):
-        raise UserError(f"iterations: {key} is annealed over this run's {stored.iterations} iterations, which stay; start a new run")
+        raise UserError(
+            f"iterations: {key} is annealed over this run's {stored.iterations} iterations, which stay; start a new run"
+        )
     check(begun(changed))
     return changed
 
@@ -58,7 +60,8 @@ def begun(config: Config) -> Config:
 def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None = None) -> None:
     """Raise UserError for the first of the changes ("a.b=c") to settings of a `kind` that a resumed run may not make.
 
-    run_dir: the run from which another file of settings differs by these changes; None where the user asks for them one by one.
+    run_dir: the run from which another file of settings differs by these changes; None where the user asks for them one
+    by one.
     """
     allowed = resumable(kind)
     for change in changes:
@@ -67,14 +70,22 @@ def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None 
             onward = issubclass(kind, Experiment) and run_dir is None
             begins = ", from this one's agents by initial_weights or base_run" if onward else ""
             fault = f"--set {change}" if run_dir is None else f"{run_dir}: was begun with another {key}"
-            raise UserError(f"{fault}: a resumed run can change {', '.join(allowed)} only; start a new run in another folder{begins}")
+            raise UserError(
+                f"{fault}: a resumed run can change {', '.join(allowed)} only; start a new run in another"
+                f" folder{begins}"
+            )
 
 
 def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Overrides ("a.b=c") that make `new` of `old`."""
     for key in {**old, **new}:
         was, wanted = old.get(key), new.get(key)
-        if isinstance(was, Mapping) and isinstance(wanted, Mapping) and set(was) == set(wanted) and not any("." in name for name in was):
+        if (
+            isinstance(was, Mapping)
+            and isinstance(wanted, Mapping)
+            and set(was) == set(wanted)
+            and not any("." in name for name in was)
+        ):
             yield from changes_of(was, wanted, f"{prefix}{key}.")
         elif was != wanted:
             if isinstance(was, Mapping) and isinstance(wanted, Mapping):
@@ -83,7 +94,8 @@ def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "")
 
 
 def run_fingerprint(config: ExperimentConfig) -> str:
-    """A hash of what a checkpoint depends on: not of the number of iterations, nor of what affects no number (see `settings.options`)."""
+    """A hash of what a checkpoint depends on: not of the number of iterations, nor of what affects no number (see
+    `settings.options`)."""
     free = sections(ExperimentConfig, "affects_numbers", False)
     parts = config.model_dump(
         mode="json",

@@ -1,9 +1,9 @@
 """`ExperimentConfig` and `TextExperimentConfig`: the complete definition of an experiment, mirrored 1:1 by YAML.
 
-There are two because agents with networks and agents that are language models have little in common but the protocol: so no config
-has keys without a use. The algorithm says which it is, or a scenario that only one of them has. Every field, default, bound and
-description comes from the settings dataclasses that the core rooms read; unknown keys are refused. Same config and seed, same machine
-kind, CPU: same numbers.
+There are two because agents with networks and agents that are language models have little in common but the protocol:
+so no config has keys without a use. The algorithm says which it is, or a scenario that only one of them has. Every
+field, default, bound and description comes from the settings dataclasses that the core rooms read; unknown keys are
+refused. Same config and seed, same machine kind, CPU: same numbers.
 """
 
 from collections.abc import Mapping
@@ -37,13 +37,25 @@ from nip_ray.settings.options import FREE, FREE_AND_RESUMABLE, RESUMABLE
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.ppo import PPOSettings, ReinforceSettings
 from nip_ray.settings.protocol import ProtocolSettings
-from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.settings.providers import (
+    BudgetSettings,
+    DummyProvider,
+    LocalProvider,
+    OpenAIProvider,
+    TrainingServiceProvider,
+)
 from nip_ray.settings.schedule import UpdateSchedule, WeightSource
 from nip_ray.settings.search import SearchSettings
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
-from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings, TextFaultToleranceSettings
+from nip_ray.settings.text_training import (
+    BaseRunSettings,
+    ExpertIterationSettings,
+    MaltSettings,
+    TalkSettings,
+    TextFaultToleranceSettings,
+)
 from nip_ray.settings.tracking import TrackingSettings
 
 ScenarioSettings = Annotated[
@@ -62,13 +74,17 @@ AlgorithmSettings = Annotated[
 LanguageScenarioSettings = Annotated[
     CodeValidationSettings | LanguageMatrixGameSettings | LanguageStateTrackingSettings, Field(discriminator="name")
 ]
-TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings | PolicyGradientSettings, Field(discriminator="name")]
-AnyProvider = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
+TextAlgorithmSettings = Annotated[
+    ExpertIterationSettings | MaltSettings | PolicyGradientSettings, Field(discriminator="name")
+]
+AnyProvider = Annotated[
+    OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")
+]
 
 
 FORMAT_VERSION = 1
-"""The format of configs. Whoever raises it brings those of earlier versions up to it in `config_from_dict`, and this key with them: it
-is then a default, which the fingerprint of a run leaves out."""
+"""The format of configs. Whoever raises it brings those of earlier versions up to it in `config_from_dict`, and this
+key with them: it is then a default, which the fingerprint of a run leaves out."""
 
 
 def _part(default: Any, description: str, meaning: Mapping[str, Any]) -> Any:
@@ -88,16 +104,27 @@ class Experiment(BaseModel):
         json_schema_extra=dict(FREE),
     )
     seed: int = Field(0, ge=0, description="Every random draw comes from this.")
-    iterations: int = Field(1000, ge=1, description="Iterations of play and learning.", json_schema_extra=dict(RESUMABLE))
+    iterations: int = Field(
+        1000, ge=1, description="Iterations of play and learning.", json_schema_extra=dict(RESUMABLE)
+    )
     plugins: tuple[str, ...] = Field(
         (),
-        description="Python files or modules to import first: they register protocols, scenarios, algorithms and providers of your own.",
+        description=(
+            "Python files or modules to import first: they register protocols, scenarios, algorithms and providers of"
+            " your own."
+        ),
         json_schema_extra={"path": "plugin"},
     )
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
-    opponents: OpponentSettings | None = Field(None, description="Earlier checkpoints of agents as opponents (none: current ones alone).")
-    tracking: TrackingSettings = _part(TrackingSettings(), "Where figures go besides the run folder.", FREE_AND_RESUMABLE)
-    format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
+    opponents: OpponentSettings | None = Field(
+        None, description="Earlier checkpoints of agents as opponents (none: current ones alone)."
+    )
+    tracking: TrackingSettings = _part(
+        TrackingSettings(), "Where figures go besides the run folder.", FREE_AND_RESUMABLE
+    )
+    format_version: int = Field(
+        FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused."
+    )
 
     def __new__(cls, **data: Any) -> Self:
         """Raises one UserError for all faults, as of a YAML file, before pydantic raises its own."""
@@ -107,7 +134,8 @@ class Experiment(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config.
+        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but
+        the dumped config.
 
         Raises one UserError for all faults.
         """
@@ -117,7 +145,9 @@ class Experiment(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise UserError(*dict.fromkeys(fault_text(detail, cls) for detail in error.errors(include_url=False))) from None
+            raise UserError(
+                *dict.fromkeys(fault_text(detail, cls) for detail in error.errors(include_url=False))
+            ) from None
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
@@ -132,29 +162,52 @@ def names_of(kind: type[Experiment], key: str) -> list[str]:
 
 
 def refuse_other_players(data: Mapping[str, Any], kind: type[Experiment]) -> None:
-    """Raises UserError where a scenario or an algorithm is of the other class of experiments: one line instead of a list of its keys."""
+    """Raises UserError where a scenario or an algorithm is of the other class of experiments: one line instead of a
+    list of its keys."""
     words = {ExperimentConfig: "agents with networks", TextExperimentConfig: "language models"}
     other = next(one for one in words if one is not kind)
-    parts = {key: part["name"] for key in ("scenario", "algorithm") if isinstance(part := data.get(key), Mapping) and "name" in part}
-    foreign = {key: name for key, name in parts.items() if name not in names_of(kind, key) and name in names_of(other, key)}
+    parts = {
+        key: part["name"]
+        for key in ("scenario", "algorithm")
+        if isinstance(part := data.get(key), Mapping) and "name" in part
+    }
+    foreign = {
+        key: name for key, name in parts.items() if name not in names_of(kind, key) and name in names_of(other, key)
+    }
     for key, name in foreign.items():
         rest = next((f"{one}.name: {own} is for {words[kind]}" for one, own in parts.items() if one not in foreign), "")
-        hint = f"and {rest}, choose one of {', '.join(names_of(kind, key))}, or change both" if rest else f"use nip_ray.{other.__name__}"
+        hint = (
+            f"and {rest}, choose one of {', '.join(names_of(kind, key))}, or change both"
+            if rest
+            else f"use nip_ray.{other.__name__}"
+        )
         raise UserError(f"{key}.name: {name} is for {words[other]}, {hint}")
 
 
 class ExperimentConfig(Experiment):
     """One experiment with networks: who plays what, how they learn, for how long, and what is kept."""
 
-    scenario: ScenarioSettings = Field(GraphIsomorphismSettings(), description="The task, its data and the agents' networks.")
+    scenario: ScenarioSettings = Field(
+        GraphIsomorphismSettings(), description="The task, its data and the agents' networks."
+    )
     algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
-    schedules: dict[str, UpdateSchedule] = Field({}, description="Agent -> in which iterations it learns; one not named always does.")
-    initial_weights: dict[str, WeightSource] = Field({}, description="Agent -> the agent of another run whose weights it starts with.")
-    search: SearchSettings | None = Field(None, description="Provers that try their messages before they speak (none: nobody does).")
-    pretraining: PretrainingSettings = Field(PretrainingSettings(), description="Supervised training of bodies before the experiment.")
+    schedules: dict[str, UpdateSchedule] = Field(
+        {}, description="Agent -> in which iterations it learns; one not named always does."
+    )
+    initial_weights: dict[str, WeightSource] = Field(
+        {}, description="Agent -> the agent of another run whose weights it starts with."
+    )
+    search: SearchSettings | None = Field(
+        None, description="Provers that try their messages before they speak (none: nobody does)."
+    )
+    pretraining: PretrainingSettings = Field(
+        PretrainingSettings(), description="Supervised training of bodies before the experiment."
+    )
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")
     learners: LearnerSettings = _part(LearnerSettings(), "Where gradients are computed.", FREE_AND_RESUMABLE)
-    evaluation: EvaluationSettings = _part(EvaluationSettings(), "When the verifier is examined on held-out instances.", FREE_AND_RESUMABLE)
+    evaluation: EvaluationSettings = _part(
+        EvaluationSettings(), "When the verifier is examined on held-out instances.", FREE_AND_RESUMABLE
+    )
     checkpoint: CheckpointSettings = _part(CheckpointSettings(), "What is kept for resuming.", FREE_AND_RESUMABLE)
     fault_tolerance: FaultToleranceSettings = _part(
         FaultToleranceSettings(), "How a run continues after losing a process.", FREE_AND_RESUMABLE
@@ -166,7 +219,9 @@ class ExperimentConfig(Experiment):
 class TextExperimentConfig(Experiment):
     """One experiment with language models: who plays what, how they are fine-tuned, by whom, and what it may cost."""
 
-    scenario: LanguageScenarioSettings = Field(CodeValidationSettings(), description="The task, its data, and who speaks for each agent.")
+    scenario: LanguageScenarioSettings = Field(
+        CodeValidationSettings(), description="The task, its data, and who speaks for each agent."
+    )
     algorithm: TextAlgorithmSettings = Field(ExpertIterationSettings(), description="The learning rule.")
     providers: dict[str, AnyProvider] = Field(
         {"local": LocalProvider()},
@@ -174,7 +229,9 @@ class TextExperimentConfig(Experiment):
         json_schema_extra=dict(RESUMABLE),
     )
     budget: BudgetSettings = _part(BudgetSettings(), "What the run may cost.", RESUMABLE)
-    base_run: BaseRunSettings | None = Field(None, description="Another run that this one starts from (none: no other).")
+    base_run: BaseRunSettings | None = Field(
+        None, description="Another run that this one starts from (none: no other)."
+    )
     talk: TalkSettings = _part(TalkSettings(), "How many dialogues are held at once, and where.", RESUMABLE)
     fault_tolerance: TextFaultToleranceSettings = _part(
         TextFaultToleranceSettings(), "How a run continues after a process hangs.", FREE_AND_RESUMABLE

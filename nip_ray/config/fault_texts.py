@@ -19,7 +19,11 @@ def fault_text(detail: Any, config: type) -> str:
     if kind.startswith("union_tag") and key is not None:
         tags = [tag_of(member) for member in branches(key.annotation)]
         tag = given.get("name") if isinstance(given, Mapping) else given
-        own = " (one of your own needs `plugins`)" if path in ("scenario", "algorithm") or path.startswith("providers.") else ""
+        own = (
+            " (one of your own needs `plugins`)"
+            if path in ("scenario", "algorithm") or path.startswith("providers.")
+            else ""
+        )
         return f"{path}.name: got {shown(tag)}, {suggest(str(tag), tags)}{own}"
     expected = key.expects if key is not None else "mapping"
     if key is not None and len(members := branches(key.annotation)) > 1 and given in map(tag_of, members):

@@ -1,7 +1,7 @@
 """Keys that configs of earlier versions have, and what replaces each.
 
-A run folder keeps a config with every key. So a key that is gone is dropped there, and in any config where it has a value that changed
-nothing; else it is an error that says what to write instead.
+A run folder keeps a config with every key. So a key that is gone is dropped there, and in any config where it has a
+value that changed nothing; else it is an error that says what to write instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,19 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "runtime.spot_address": (_ANY, _SIGTERM),
     "providers.(local).engine": (("auto", "torch"), _VLLM),
     "providers.(local).vllm_memory": ((0.5,), _VLLM),
-    "algorithm.learner_placement": (("pack",), "learners of a model are placed on as few nodes as Ray can; leave it out"),
-    "algorithm.learner_sharding": (("none",), "each learner holds a whole model, take a smaller one or method lora; leave it out"),
+    "algorithm.learner_placement": (
+        ("pack",),
+        "learners of a model are placed on as few nodes as Ray can; leave it out",
+    ),
+    "algorithm.learner_sharding": (
+        ("none",),
+        "each learner holds a whole model, take a smaller one or method lora; leave it out",
+    ),
     "(solo).clip_gradients": (_ANY, "one agent learns; leave it out"),
-    "learners.shard": ((False,), "learners.num_learners shares out each minibatch among learners that have all copies; leave it out"),
+    "learners.shard": (
+        (False,),
+        "learners.num_learners shares out each minibatch among learners that have all copies; leave it out",
+    ),
     "learners.partition": (("copies",), "agents learn in the main process, or on learners.num_learners; leave it out"),
     "runtime.static_shapes": ((None, False), "play and learning are eager on every device; leave it out"),
     "scenario.agents.*.num_decider_layers": ((2,), _TWO_LAYERS),
@@ -34,12 +43,18 @@ GONE: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "scenario.agents.*.num_latent_pixel_selector_layers": ((2,), _TWO_LAYERS),
     "scenario.agents.*.include_round_in_decider": ((True,), _ROUND),
     "scenario.agents.*.include_round_in_value": ((True,), _ROUND),
-    "scenario.agents.*.orthogonal_initialisation_gain": ((1.0,), "use_orthogonal_initialisation has the gain 1; leave it out"),
+    "scenario.agents.*.orthogonal_initialisation_gain": (
+        (1.0,),
+        "use_orthogonal_initialisation has the gain 1; leave it out",
+    ),
     "scenario.agents.*.gnn_output_digits": ((None,), "representations are not rounded; leave it out"),
     "scenario.agents.*.kernel_size": ((3,), "convolutions are 3 x 3; leave it out"),
     "scenario.data.iso_prop_from_non_iso": (
         (0.5,),
-        "half of the made isomorphic pairs come from non-isomorphic ones; write other pairs with `nip-ray data graph-isomorphism`",
+        (
+            "half of the made isomorphic pairs come from non-isomorphic ones; write other pairs with `nip-ray data"
+            " graph-isomorphism`"
+        ),
     ),
     "scenario.item_seed": ((0,), "the chains are always those of seed 0; leave it out"),
     "scenario.data_seed": ((0,), "the starts are always those of seed 0; leave it out"),

@@ -27,8 +27,8 @@ _TAG = "name"  # the key that says which member of a union is meant
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key of a settings class. bounds: pydantic's words (`ge`, `lt`, `min_length`, `pattern` ...) and their values. meaning: what it
-    means for the machinery, see `nip_ray.settings.options`.
+    """One key of a settings class. bounds: pydantic's words (`ge`, `lt`, `min_length`, `pattern` ...) and their values.
+    meaning: what it means for the machinery, see `nip_ray.settings.options`.
     """
 
     name: str
@@ -60,17 +60,24 @@ def keys_of(kind: type) -> Mapping[str, Key]:
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        bounds = {name: value for name, value in field.metadata.items() if name not in ("description", "json_schema_extra")}
+        bounds = {
+            name: value for name, value in field.metadata.items() if name not in ("description", "json_schema_extra")
+        }
         meaning = field.metadata.get("json_schema_extra", {})
-        made[field.name] = Key(field.name, hints[field.name], default, field.metadata.get("description", ""), bounds, meaning)
+        made[field.name] = Key(
+            field.name, hints[field.name], default, field.metadata.get("description", ""), bounds, meaning
+        )
     return {_TAG: made.pop(_TAG), **made} if _TAG in made else made
 
 
 def branches(annotation: Any) -> tuple[type, ...]:
-    """The settings classes that an annotation is made of: several for a union that is told apart by `name`, none for a value."""
+    """The settings classes that an annotation is made of: several for a union that is told apart by `name`, none for a
+    value."""
     annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return tuple(m for m in members if isinstance(m, type) and (dataclasses.is_dataclass(m) or issubclass(m, BaseModel)))
+    return tuple(
+        m for m in members if isinstance(m, type) and (dataclasses.is_dataclass(m) or issubclass(m, BaseModel))
+    )
 
 
 def tag_of(kind: type) -> str:
@@ -80,7 +87,9 @@ def tag_of(kind: type) -> str:
 
 def value_annotation(annotation: Any) -> Any:
     """What a `dict[str, X]` or a `tuple[X, ...]` holds, None for anything else."""
-    return {dict: lambda a: a[1], tuple: lambda a: a[0]}.get(get_origin(annotation), lambda a: None)(get_args(annotation))
+    return {dict: lambda a: a[1], tuple: lambda a: a[0]}.get(get_origin(annotation), lambda a: None)(
+        get_args(annotation)
+    )
 
 
 def with_tags(data: Mapping[str, Any], kind: type) -> dict[str, Any]:
@@ -145,13 +154,16 @@ def sections(kind: type, meaning: str, value: bool) -> tuple[str, ...]:
 def resumable(kind: type) -> tuple[str, ...]:
     """The keys that a resumed run may change: whole sections of a config, then single keys of others."""
     whole = sections(kind, "resumable", True)
-    single = (path for path, key in walk(kind) if key.meaning.get("resumable") is True and path.partition(".")[0] not in whole)
+    single = (
+        path for path, key in walk(kind) if key.meaning.get("resumable") is True and path.partition(".")[0] not in whole
+    )
     return (*whole, *dict.fromkeys(single))
 
 
 @cache
 def path_kind(key: str, kind: type) -> str | None:
-    """What sort of path the value of a dotted key of a config is ("file", "run", "plugin", "model"), None where it is none."""
+    """What sort of path the value of a dotted key of a config is ("file", "run", "plugin", "model"), None where it is
+    none."""
     for pattern, found in walk(kind):
         if "path" in found.meaning and _same_place(pattern, re.sub(r"\.\d+$", "", key)):
             return str(found.meaning["path"])
@@ -166,10 +178,13 @@ def place(mapping: str) -> str:
 def suggest(name: str, valid: Sequence[str], path: str = "", kind: type | None = None) -> str:
     """The second half of "unknown ...": the nearest valid names, or else all of them.
 
-    path: where `name` stands as a key; then a key of this very name in another place of a config of `kind` counts as near too.
+    path: where `name` stands as a key; then a key of this very name in another place of a config of `kind` counts as
+    near too.
     """
     lower = {v.lower(): v for v in reversed(valid)}
-    near = [lower[v] for v in difflib.get_close_matches(name.lower(), lower, 1)] or [v for v in valid if name and v.startswith(name)][:1]
+    near = [lower[v] for v in difflib.get_close_matches(name.lower(), lower, 1)] or [
+        v for v in valid if name and v.startswith(name)
+    ][:1]
     if path and kind is not None:
         near += [full for full, _ in walk(kind) if full.rpartition(".")[2] == name and not _same_place(full, path)][:1]
     return f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(valid)}"
@@ -183,7 +198,9 @@ def _same_place(pattern: str, path: str) -> bool:
 def _words(annotation: Any, bounds: Mapping[str, Any]) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType) and not branches(annotation):
-        words = [word for member in arguments for word in _words(member, bounds).split(" or " if member is bool else "\n")]
+        words = [
+            word for member in arguments for word in _words(member, bounds).split(" or " if member is bool else "\n")
+        ]
         return f"{', '.join(words[:-1])} or {words[-1]}"
     if origin is Literal:
         words = [str(argument) for argument in arguments]

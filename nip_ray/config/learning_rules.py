@@ -1,11 +1,21 @@
-"""Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See `nip_ray.config.rules`."""
+"""Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See
+`nip_ray.config.rules`."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import suggest
-from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, known_table, players, playing, source_of, without_verifier
+from nip_ray.config.players import (
+    DEFAULT,
+    AgentSettings,
+    agent_settings,
+    known_table,
+    players,
+    playing,
+    source_of,
+    without_verifier,
+)
 from nip_ray.settings.dqn import DQNSettings, role_settings
 from nip_ray.settings.experiment import PlaySettings
 from nip_ray.settings.ppo import OnPolicySettings
@@ -62,13 +72,17 @@ def stackelberg(config: ExperimentConfig) -> Iterator[str]:
 
 
 def solo(config: ExperimentConfig) -> Iterator[str]:
-    """Whoever learns alone plays, can learn, and has labels to learn from; nothing is played that workers could share."""
+    """Whoever learns alone plays, can learn, and has labels to learn from; nothing is played that workers could
+    share."""
     rule = config.algorithm
     if not isinstance(rule, SoloSettings):
         return
     agent = rule.agent
     if without_verifier(config):
-        yield f"algorithm.name: {config.protocol.name} has no verifier and no labels to learn from, use another rule than solo"
+        yield (
+            f"algorithm.name: {config.protocol.name} has no verifier and no labels to learn from, use another rule than"
+            " solo"
+        )
     elif (known := playing(config)) is not None and agent not in known:
         yield f"algorithm.agent: got {agent}, {suggest(agent, known)}"
     else:
@@ -76,13 +90,20 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
         if settings.kind != "learned":
             yield f"algorithm.agent: {agent} is {settings.kind} ({source}.kind) and has nothing to learn, name another"
         elif settings.agent_lr_factor.actor == 0:
-            yield f"algorithm.agent: {agent} is frozen ({source}.agent_lr_factor.actor is 0), raise the factor or name another"
+            yield (
+                f"algorithm.agent: {agent} is frozen ({source}.agent_lr_factor.actor is 0), raise the factor or name"
+                " another"
+            )
     if config.play.num_env_runners:
-        yield f"play.num_env_runners: got {config.play.num_env_runners}, but who learns alone plays with nobody, set it to 0"
+        yield (
+            f"play.num_env_runners: got {config.play.num_env_runners}, but who learns alone plays with nobody, set it"
+            " to 0"
+        )
 
 
 def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str, ...]:
-    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: those named, else all that learn."""
+    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: those named, else all that
+    learn."""
     rule = config.algorithm
     if not isinstance(rule, DQNSettings):
         return ()
@@ -97,12 +118,18 @@ def dqn(config: ExperimentConfig) -> Iterator[str]:
     if config.evaluation.sampled:
         yield "evaluation.sampled: dqn values moves and draws none, set it to false (greedy play is examined)"
     if config.play.num_copies != PlaySettings().num_copies:
-        yield "play.num_copies: dqn has no use for it (algorithm.roles.<role>.rollout_size says how many are played), leave it out"
+        yield (
+            "play.num_copies: dqn has no use for it (algorithm.roles.<role>.rollout_size says how many are played),"
+            " leave it out"
+        )
     for role in dict.fromkeys(rule.trained_roles):
         if (fault := stranger(config, role)) is not None:
             yield f"algorithm.trained_roles: {role} is {fault}"
         elif not learns(agent_settings(config, role)):
-            yield f"algorithm.trained_roles: {role} has nothing to learn (scenario.agents.{source_of(config, role)}), name others"
+            yield (
+                f"algorithm.trained_roles: {role} has nothing to learn (scenario.agents.{source_of(config, role)}),"
+                " name others"
+            )
     for role in rule.roles:
         if role != DEFAULT and (fault := stranger(config, role)) is not None:
             yield f"algorithm.roles.{role}: {fault}"
@@ -118,14 +145,20 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
     source = f"algorithm.roles.{role if role in rule.roles else DEFAULT}"
     if own.batch_size < config.learners.num_learners:
         count = config.learners.num_learners
-        yield f"{source}.batch_size: got {own.batch_size}, less than a transition for each of {count} learners, raise it"
+        yield (
+            f"{source}.batch_size: got {own.batch_size}, less than a transition for each of {count} learners, raise it"
+        )
     if own.steps_between_rollouts > rule.steps_per_iteration:
         yield (
-            f"{source}.steps_between_rollouts: got {own.steps_between_rollouts}, so some iterations of {rule.steps_per_iteration} steps "
-            "(algorithm.steps_per_iteration) would play nothing, lower it or raise these"
+            f"{source}.steps_between_rollouts: got {own.steps_between_rollouts}, so some iterations of"
+            f" {rule.steps_per_iteration} steps (algorithm.steps_per_iteration) would play nothing, lower it or raise"
+            " these"
         )
     if (table := known_table(config)) is not None and role in table.deciders:
-        yield f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides too, name others or use ppo"
+        yield (
+            f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides too, name others"
+            " or use ppo"
+        )
     for key, most in (("message_size", 1), ("linear_symbols", 0)):
         value = getattr(config.scenario, key, most)
         if value > most:
@@ -142,20 +175,32 @@ def schedules(config: ExperimentConfig) -> Iterator[str]:
         faults = list(schedule.faults())
         yield from (f"{key}.{fault}" for fault in faults)
         if not learns(agent_settings(config, agent)):
-            yield f"{key}: {agent} never learns, whatever its schedule (scenario.agents.{source_of(config, agent)}), leave it out"
-        elif not faults and not any(is_updated(schedule, i) for i in range(min(config.iterations, schedule.period or 1))):
+            yield (
+                f"{key}: {agent} never learns, whatever its schedule (scenario.agents.{source_of(config, agent)}),"
+                " leave it out"
+            )
+        elif not faults and not any(
+            is_updated(schedule, i) for i in range(min(config.iterations, schedule.period or 1))
+        ):
             within = f" within {config.iterations} iterations" if config.iterations < (schedule.period or 1) else ""
-            yield f"{key}: {agent} would never learn{within}, give it iterations, or a learning-rate factor of 0 instead of a schedule"
+            yield (
+                f"{key}: {agent} would never learn{within}, give it iterations, or a learning-rate factor of 0 instead"
+                " of a schedule"
+            )
 
 
 def first_weights(config: ExperimentConfig) -> Iterator[str]:
-    """Weights of other runs are for agents that have weights, and are there. (Whether they fit is seen when they are read.)"""
+    """Weights of other runs are for agents that have weights, and are there. (Whether they fit is seen when they are
+    read.)"""
     for agent, source in config.initial_weights.items():
         key = f"initial_weights.{agent}"
         if (fault := stranger(config, agent)) is not None:
             yield f"{key}: {fault}"
         elif (kind := agent_settings(config, agent).kind) != "learned":
-            yield f"{key}: {agent} is {kind} (scenario.agents.{source_of(config, agent)}.kind) and has no weights, leave it out"
+            yield (
+                f"{key}: {agent} is {kind} (scenario.agents.{source_of(config, agent)}.kind) and has no weights, leave"
+                " it out"
+            )
         elif agent in config.pretraining.agents:
             yield f"{key}: pretraining.agents names {agent} too, whose body this would replace, choose one of the two"
         else:
@@ -195,7 +240,10 @@ def pretraining(config: ExperimentConfig) -> Iterator[str]:
         if (fault := stranger(config, agent)) is not None:
             yield f"{key}: {agent} is {fault}"
         elif (kind := agent_settings(config, agent).kind) != "learned":
-            yield f"{key}: {agent} is {kind} (scenario.agents.{source_of(config, agent)}.kind) and has no body to train, leave it out"
+            yield (
+                f"{key}: {agent} is {kind} (scenario.agents.{source_of(config, agent)}.kind) and has no body to train,"
+                " leave it out"
+            )
         if settings.agents.count(agent) > 1:
             yield f"{key}: {agent} is named {settings.agents.count(agent)} times, name everyone once"
 
@@ -214,7 +262,8 @@ def message_regression(config: ExperimentConfig) -> Iterator[str]:
 
 
 def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str | None:
-    """Why `agent` has no part in the experiment, and what would be right; None where it has, or where that is not known here."""
+    """Why `agent` has no part in the experiment, and what would be right; None where it has, or where that is not known
+    here."""
     rule, known = config.algorithm, playing(config)
     if known is None:
         return None

@@ -1,15 +1,18 @@
-"""From YAML, dictionaries and `--set a.b=c` to a checked `ExperimentConfig` or `TextExperimentConfig`, and back to YAML.
+"""From YAML, dictionaries and `--set a.b=c` to a checked `ExperimentConfig` or `TextExperimentConfig`, and back to
+YAML.
 
 Decisions that matter here:
 
-- Values keep the type they are written in: `true` is no number and `"3"` is no integer. `1e-3`, which YAML 1.1 takes for text, is
-  a number here, in files and in `--set`. An integer is fine where a number is wanted, not the other way round.
+- Values keep the type they are written in: `true` is no number and `"3"` is no integer. `1e-3`, which YAML 1.1 takes
+  for text, is a number here, in files and in `--set`. An integer is fine where a number is wanted, not the other way
+  round.
 - A key that stands twice is refused: one of the two would be silently lost.
-- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right, and with the file, or the
-  command line where that set the key. A config of a newer format is refused before that: its unknown keys are no misspellings.
+- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right, and
+  with the file, or the command line where that set the key. A config of a newer format is refused before that: its
+  unknown keys are no misspellings.
 - Wherever a config file is named, a run may stand for it, by its folder or an artifact: its stored config is taken.
-- Plugins are code. A config that came over the network imports none, unless whoever starts it names them; one of a run folder only those
-  that are known (`nip_ray.config.plugins`).
+- Plugins are code. A config that came over the network imports none, unless whoever starts it names them; one of a run
+  folder only those that are known (`nip_ray.config.plugins`).
 """
 
 import os
@@ -49,39 +52,51 @@ from nip_ray.storage.folder import CONFIG, EXPORTED
 from nip_ray.storage.sources import config_file, is_artifact
 from nip_ray.storage.stored_config import plain_config
 
-_EXPERIMENT_KEYS, RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
+_EXPERIMENT_KEYS, RUNNER_KEYS = (
+    ("protocol", "scenario", "algorithm", "iterations"),
+    ("environment", "driver", "experiment"),
+)
 AnyConfig = ExperimentConfig | TextExperimentConfig
 Settings = TypeVar("Settings")
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True, of_run: bool | None = None) -> AnyConfig:
+def load_config(
+    path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True, of_run: bool | None = None
+) -> AnyConfig:
     """The config in the YAML file `path` with `overrides` ("a.b=c") laid over it.
 
     path: or a run's folder, or an artifact ("wandb:ENTITY/PROJECT/config-RUNID:VERSION"): the config of that run.
-    checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read without.
-    of_run: whether a run folder holds the file, so that it names only code that is known (None: what is read unchecked and called
-    config.yaml, all folders, and files as runs write them).
-    Raises UserError, which names the file.
+    checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read
+    without. of_run: whether a run folder holds the file, so that it names only code that is known (None: what is read
+    unchecked and called config.yaml, all folders, and files as runs write them). Raises UserError, which names the
+    file.
     """
-    data, name = read_mapping(path, overrides, of_run=not checked and Path(path).name == CONFIG if of_run is None else of_run)
+    data, name = read_mapping(
+        path, overrides, of_run=not checked and Path(path).name == CONFIG if of_run is None else of_run
+    )
     if "sweep" in data:
         raise UserError(f"{name}: is a sweep of many runs; start it with `nip-ray sweep {name}`")
     if is_runner(data):
-        raise UserError(f"{name}: is a runner file, of learners and a driver, which is for `nip-ray run` and `nip-ray resume`")
+        raise UserError(
+            f"{name}: is a runner file, of learners and a driver, which is for `nip-ray run` and `nip-ray resume`"
+        )
     with faults_of(name, overrides):
         config = config_from_dict(data, stored=not checked)
         if checked:
             check(config)
             asked = data.get("protocol", {}).get("shared_reward")
             if asked is False and config.protocol.shared_reward:
-                say(f"warning: {name}: protocol.shared_reward: got false, but {config.protocol.name} always shares it, leave it out")
+                say(
+                    f"warning: {name}: protocol.shared_reward: got false, but {config.protocol.name} always shares it,"
+                    " leave it out"
+                )
     return config
 
 
 @contextmanager
 def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Put the file's `name` before the faults of a UserError, "command line" before those of a key that `overrides` set, both before those
-    of another key that speak of one that `overrides` set.
+    """Put the file's `name` before the faults of a UserError, "command line" before those of a key that `overrides`
+    set, both before those of another key that speak of one that `overrides` set.
     """
     keys = [override.partition("=")[0].strip() for override in overrides]
     above = {key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)}
@@ -92,19 +107,26 @@ def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
         if by_hand.search(fault):
             return "command line"
         spoken_of = (set_ for set_, key in zip(overrides, keys, strict=True) if "." in key)
-        clash = [one for one in spoken_of if re.search(rf"(?<![\w.]){re.escape(one.partition('=')[0].strip())}(?!\w)", fault)]
+        clash = [
+            one for one in spoken_of if re.search(rf"(?<![\w.]){re.escape(one.partition('=')[0].strip())}(?!\w)", fault)
+        ]
         return " ".join([name, *(f"with --set {one}" for one in clash)])
 
     try:
         yield
     except UserError as error:
-        raise UserError(*(f"{place}: {'; '.join(found)}" for place, found in groupby(map(str, error.args), source))) from None
+        raise UserError(
+            *(f"{place}: {'; '.join(found)}" for place, found in groupby(map(str, error.args), source))
+        ) from None
     except RecursionError:
         raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
 
 
-def read_mapping(path: Path | str, overrides: Sequence[str] = (), *, of_run: bool = False) -> tuple[dict[str, Any], str]:
-    """(what stands in a file, run or artifact with `overrides` laid over it, how messages call the file). See `load_config`.
+def read_mapping(
+    path: Path | str, overrides: Sequence[str] = (), *, of_run: bool = False
+) -> tuple[dict[str, Any], str]:
+    """(what stands in a file, run or artifact with `overrides` laid over it, how messages call the file). See
+    `load_config`.
 
     of_run: the file is the config of a run folder, which is known anyway of a folder, and of a file as runs write it.
     """
@@ -124,7 +146,10 @@ def read_mapping(path: Path | str, overrides: Sequence[str] = (), *, of_run: boo
         and os.environ.get(TRUST) != "1"
         and not any(override.partition("=")[0].strip() == "plugins" for override in overrides)
     ):
-        raise UserError(f"{name}: asks for plugins ({shown(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
+        raise UserError(
+            f"{name}: asks for plugins ({shown(data['plugins'])}), which are code; name those to import by --set"
+            " plugins=[...]"
+        )
     try:
         made = apply_overrides(data, overrides)
     except RecursionError:
@@ -148,7 +173,8 @@ def _text(file: Path, name: str) -> str:
 
 
 def nearest_path(path: Path, there: Iterable[Path]) -> Path | None:
-    """That of the paths that are `there` whose name, without its suffix, is nearest to that of `path`; None where none is near."""
+    """That of the paths that are `there` whose name, without its suffix, is nearest to that of `path`; None where none
+    is near."""
     named: dict[str, Path] = {}
     for found in there:
         named.setdefault(found.stem, found)
@@ -156,20 +182,28 @@ def nearest_path(path: Path, there: Iterable[Path]) -> Path | None:
 
 
 def load_stored_config(path: Path | str) -> ExperimentConfig:
-    """The config of a run of agents with networks, its data files unchecked. Raises UserError for one of language models."""
+    """The config of a run of agents with networks, its data files unchecked. Raises UserError for one of language
+    models."""
     config = load_config(path, checked=False)
     if isinstance(config, TextExperimentConfig):
         rerun = "a config with base_run: {run_dir: ..., kind: rerun_tests} tests its models again"
-        hint = f"nip-ray cross-play {Path(path).parent} --checkpoints plays its models" if learns_from_tokens(config) else rerun
+        hint = (
+            f"nip-ray cross-play {Path(path).parent} --checkpoints plays its models"
+            if learns_from_tokens(config)
+            else rerun
+        )
         raise UserError(f"{path}: the agents of this run are language models, which have no networks; {hint}")
     return config
 
 
 def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
-    """Which of the two a mapping describes; its plugins are imported where that needs them. Raises UserError as `import_plugins` does."""
+    """Which of the two a mapping describes; its plugins are imported where that needs them. Raises UserError as
+    `import_plugins` does."""
     parts = {key: data.get(key) for key in ("scenario", "algorithm")}
     named = {key: part["name"] for key, part in parts.items() if isinstance(part, Mapping) and "name" in part}
-    if any(name not in names_of(ExperimentConfig, key) + names_of(TextExperimentConfig, key) for key, name in named.items()):
+    if any(
+        name not in names_of(ExperimentConfig, key) + names_of(TextExperimentConfig, key) for key, name in named.items()
+    ):
         import_needed(data, ExperimentConfig)
     text = text_names()
     of_text = any(name in text[key] for key, name in named.items()) or _is_misspelt_text(data, named.get("algorithm"))
@@ -177,7 +211,8 @@ def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
 
 
 def _is_misspelt_text(data: Mapping[str, Any], algorithm: Any) -> bool:
-    """Whether a learning rule that nobody knows is meant for language models: by keys that only these have, or by the nearest name."""
+    """Whether a learning rule that nobody knows is meant for language models: by keys that only these have, or by the
+    nearest name."""
     known = names_of(ExperimentConfig, "algorithm")
     if algorithm is None or algorithm in known:
         return False
@@ -188,13 +223,18 @@ def _is_misspelt_text(data: Mapping[str, Any], algorithm: Any) -> bool:
 
 
 def text_names() -> dict[str, list[str]]:
-    """By which names, of a key, a config is known to be one of language models: those that configs of networks do not know."""
+    """By which names, of a key, a config is known to be one of language models: those that configs of networks do not
+    know."""
     keys = ("scenario", "algorithm")
-    return {key: [name for name in names_of(TextExperimentConfig, key) if name not in names_of(ExperimentConfig, key)] for key in keys}
+    return {
+        key: [name for name in names_of(TextExperimentConfig, key) if name not in names_of(ExperimentConfig, key)]
+        for key in keys
+    }
 
 
 def is_runner(data: Mapping[str, Any]) -> bool:
-    """Return True if a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
+    """Return True if a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment,
+    by its keys."""
     found = any(key in data for key in RUNNER_KEYS) or isinstance(data.get("learners"), list)
     return found and not any(key in data for key in _EXPERIMENT_KEYS)
 
@@ -208,7 +248,8 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
     """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
 
     stored: by an earlier version, perhaps: keys that are gone since are dropped, whatever they say.
-    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the format is newer.
+    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the
+    format is newer.
     """
     version = data.get("format_version", FORMAT_VERSION)
     if type(version) is int and version > FORMAT_VERSION:
@@ -230,7 +271,8 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
 
 
 def config_to_yaml(config: AnyConfig) -> str:
-    """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal config."""
+    """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal
+    config."""
     return to_yaml(plain(config))
 
 
@@ -240,9 +282,11 @@ def to_yaml(data: Mapping[str, Any]) -> str:
 
 
 def differences(value: Any, default: Any = None) -> dict[str, Any]:
-    """What of a config, or of a part of it, is not as by default, as a mapping; `config_from_dict` of a config's gives an equal config.
+    """What of a config, or of a part of it, is not as by default, as a mapping; `config_from_dict` of a config's gives
+    an equal config.
 
-    default: what is taken where the part is left out (None: what its class says). What is told apart by its `name` keeps that.
+    default: what is taken where the part is left out (None: what its class says). What is told apart by its `name`
+    keeps that.
     """
     made: dict[str, Any] = {}
     for name, key in keys_of(type(value)).items():
@@ -257,19 +301,23 @@ def differences(value: Any, default: Any = None) -> dict[str, Any]:
         elif given == usual:
             continue
         elif kinds and isinstance(given, Mapping):  # of agents: one that is named has no share in `_default`
-            made[name] = {agent: {**{tag: getattr(item, tag) for tag in tags}, **differences(item)} for agent, item in given.items()}
+            made[name] = {
+                agent: {**{tag: getattr(item, tag) for tag in tags}, **differences(item)}
+                for agent, item in given.items()
+            }
         else:
             made[name] = plain(given, key.annotation)
     return made
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, a step into a list is an index.
+    """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, a step into a list is an
+    index.
 
     A mapping is merged into the one that is there, which a line reports; see `_merged` for what it replaces instead.
 
-    What `data` says of a learning rule's setting under another name goes. Raises UserError for an override that is not of this form or
-    leads nowhere.
+    What `data` says of a learning rule's setting under another name goes. Raises UserError for an override that is not
+    of this form or leads nowhere.
     """
     made = unshared(data)
     for section, _, name in (override.partition("=")[0].strip().partition(".") for override in overrides):
@@ -309,7 +357,9 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
         here = ".".join(parts[:depth])
         if isinstance(at, list):
             if not part.isdecimal() or int(part) >= len(at):
-                raise UserError(f"--set {override}: {here} is a list of {len(at)}; {part!r} is no index from 0 to {len(at) - 1}")
+                raise UserError(
+                    f"--set {override}: {here} is a list of {len(at)}; {part!r} is no index from 0 to {len(at) - 1}"
+                )
             step: Any = int(part)
         elif isinstance(at, dict):
             step = part
@@ -329,8 +379,8 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """`new` laid over `old` where both are mappings. It replaces `old` where it is empty, where `name` says that it is of another kind, and
-    where both are a single list under different keys: a sweep's search spaces.
+    """`new` laid over `old` where both are mappings. It replaces `old` where it is empty, where `name` says that it is
+    of another kind, and where both are a single list under different keys: a sweep's search spaces.
     """
     if not (isinstance(old, dict) and isinstance(new, dict) and new):
         return new
@@ -350,21 +400,28 @@ def config_of(config: AnyConfig | Mapping[str, Any] | Path | str, *, checked: bo
     if isinstance(config, Mapping):
         return config_from_dict(config)
     if not isinstance(config, Experiment):
-        raise UserError(f"config: got {shown(config)}, expected an ExperimentConfig, a TextExperimentConfig, a mapping or a path")
+        raise UserError(
+            f"config: got {shown(config)}, expected an ExperimentConfig, a TextExperimentConfig, a mapping or a path"
+        )
     return config
 
 
 def settings_from(data: Any, kind: type[Settings], prefix: str = "") -> Settings:
-    """The settings of a `kind` (a dataclass) that a mapping describes; keys left out have their defaults, unions are told apart by `name`.
+    """The settings of a `kind` (a dataclass) that a mapping describes; keys left out have their defaults, unions are
+    told apart by `name`.
 
     prefix: of its keys. Raises one UserError that lists every fault.
     """
     try:
         found = _model(kind).model_validate_json(pydantic_core.to_json(data, inf_nan_mode="constants"), strict=True)
     except pydantic_core.ValidationError as error:
-        raise UserError(*dict.fromkeys(prefix + fault_text(detail, kind) for detail in error.errors(include_url=False))) from None
+        raise UserError(
+            *dict.fromkeys(prefix + fault_text(detail, kind) for detail in error.errors(include_url=False))
+        ) from None
     except ValueError as error:
-        raise UserError(f"{prefix.rstrip('.') or 'config'}: holds numbers, text, lists and mappings only ({error})") from None
+        raise UserError(
+            f"{prefix.rstrip('.') or 'config'}: holds numbers, text, lists and mappings only ({error})"
+        ) from None
     return _settings(kind, found)
 
 
@@ -377,7 +434,11 @@ def _settings(kind: type[Settings], found: pydantic.BaseModel) -> Settings:
 
 def _elements(kind: type) -> dict[str, type]:
     """Key -> the class of what its tuple holds, of keys that are tuples of settings."""
-    held = {key.name: value_annotation(key.annotation) for key in keys_of(kind).values() if get_origin(key.annotation) is tuple}
+    held = {
+        key.name: value_annotation(key.annotation)
+        for key in keys_of(kind).values()
+        if get_origin(key.annotation) is tuple
+    }
     return {name: of for name, of in held.items() if is_dataclass(of)}  # type: ignore[misc]
 
 

@@ -2,11 +2,12 @@
 
 Decisions that matter here:
 
-- An addition is a settings class like those that ship, and joins the union of the config itself. So its keys are checked,
-  suggested, dumped and described in the schema by the same code, and nothing downstream knows that it was not there from the start.
+- An addition is a settings class like those that ship, and joins the union of the config itself. So its keys are
+  checked, suggested, dumped and described in the schema by the same code, and nothing downstream knows that it was not
+  there from the start.
 - All that is expected of a settings class is asked when it is added, in one error: not when the first config names it.
-- A class of the same name and module, or file, takes the place of the former: it comes from the same cell of a notebook, run again, or
-  from a file that is imported and named in `plugins` as well.
+- A class of the same name and module, or file, takes the place of the former: it comes from the same cell of a
+  notebook, run again, or from a file that is imported and named in `plugins` as well.
 """
 
 import dataclasses
@@ -62,7 +63,9 @@ def add(part: Part, settings: type) -> str:
     """
     faults = list(_class_faults(settings)) or list(_FAULTS[part](settings))
     if faults:
-        raise UserError(f"{_words(part)} settings {getattr(settings, '__name__', reprlib.repr(settings))}: " + "; ".join(faults))
+        raise UserError(
+            f"{_words(part)} settings {getattr(settings, '__name__', reprlib.repr(settings))}: " + "; ".join(faults)
+        )
     name = tag_of(settings)
     if name in map(tag_of, _SHIPPED[part]) or not same_definition(ADDED[part].get(name, settings), settings):
         raise UserError(f"{_words(part)} {name!r} is registered already; choose another name")
@@ -85,7 +88,9 @@ def forget(part: Part, name: str) -> None:
 def _rebuild(part: Part) -> None:
     kind, key = _PLACES[part]
     union: Any = Union[(*_SHIPPED[part], *ADDED[part].values())]
-    kind.model_fields[key].annotation = dict[str, Annotated[union, Field(discriminator="name")]] if part == "provider" else union
+    kind.model_fields[key].annotation = (
+        dict[str, Annotated[union, Field(discriminator="name")]] if part == "provider" else union
+    )
     kind.model_rebuild(force=True)
     keys_of.cache_clear()
 
@@ -93,7 +98,10 @@ def _rebuild(part: Part) -> None:
 def _class_faults(settings: Any) -> Iterator[str]:
     """What every settings class of a union has."""
     if not (isinstance(settings, type) and dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
-        yield "must be a frozen dataclass (`@dataclass(frozen=True)`) whose fields are made with `option(default, description)`"
+        yield (
+            "must be a frozen dataclass (`@dataclass(frozen=True)`) whose fields are made with `option(default,"
+            " description)`"
+        )
         return
     keys = keys_of(settings)
     name = keys.get("name")
@@ -108,7 +116,10 @@ def _key_faults(settings: type, prefix: str = "") -> Iterator[str]:
         yield f"{settings.__name__} needs `__pydantic_config__ = FORBID_UNKNOWN`, or misspelt keys would be ignored"
     for key in keys_of(settings).values():
         if not _describable(key):
-            yield f"{prefix}{key.name}: a config cannot hold {key.annotation}; use int, float, bool, str, Literal, tuple, dict or settings"
+            yield (
+                f"{prefix}{key.name}: a config cannot hold {key.annotation}; use int, float, bool, str, Literal, tuple,"
+                " dict or settings"
+            )
             continue
         if not _takes(key, key.default):
             yield f"{prefix}{key.name}: its default is {key.default!r}, expected {key.expects}"

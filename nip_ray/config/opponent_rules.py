@@ -12,11 +12,13 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 
-_WITHOUT = (DQNSettings, SoloSettings, StackelbergSettings)  # rules that do not learn from the turns of each agent alone
+# rules that do not learn from the turns of each agent alone
+_WITHOUT = (DQNSettings, SoloSettings, StackelbergSettings)
 
 
 def opponents(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """They are for rules that learn from whole episodes, for agents that learn and have others who learn, and they are met."""
+    """They are for rules that learn from whole episodes, for agents that learn and have others who learn, and they are
+    met."""
     pool = config.opponents
     if pool is None:
         return
@@ -42,11 +44,17 @@ def _other_rule(config: ExperimentConfig) -> str | None:
 def _other_medium(config: TextExperimentConfig) -> str | None:
     """Why language models cannot, None where they can."""
     if not isinstance(config.algorithm, TokenTrainingSettings):
-        return f"not available with {config.algorithm.name}, whose models learn elsewhere, leave it out or use policy_gradient"
+        return (
+            f"not available with {config.algorithm.name}, whose models learn elsewhere, leave it out or use"
+            " policy_gradient"
+        )
     for agent, own in language_agents(config).items():
         provider = config.providers.get(own.provider)
         if provider is not None and not own.frozen and not provider.local_models:
-            return f"{own.provider} (of {agent}) gives no weights to make snapshots of, leave it out or use a provider named local"
+            return (
+                f"{own.provider} (of {agent}) gives no weights to make snapshots of, leave it out or use a provider"
+                " named local"
+            )
     return None
 
 
@@ -59,7 +67,10 @@ def _who_meets(config: ExperimentConfig | TextExperimentConfig, pool: OpponentSe
         if (fault := stranger(config, agent)) is not None:
             yield f"opponents.agents: {agent} is {fault}"
         elif agent not in learners:
-            yield f"opponents.agents: {agent} does not learn (scenario.agents.{source_of(config, agent)}{frozen}), leave it out"
+            yield (
+                f"opponents.agents: {agent} does not learn (scenario.agents.{source_of(config, agent)}{frozen}), leave"
+                " it out"
+            )
         elif pool.agents is not None and pool.agents.count(agent) > 1:
             yield f"opponents.agents: {agent} is named {pool.agents.count(agent)} times, name everyone once"
     if len(learners) < 2:

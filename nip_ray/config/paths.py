@@ -22,12 +22,14 @@ def with_absolute_paths(config: AnyConfig) -> AnyConfig:
         for agent, settings in config.scenario.agents.items():
             provider = config.providers.get(settings.provider)
             if provider is None or not provider.local_models:
-                dumped["scenario"]["agents"][agent]["model"] = settings.model  # a provider's name, even if a folder here has it, too
+                # a provider's name, even if a folder here has it, too
+                dumped["scenario"]["agents"][agent]["model"] = settings.model
     return type(config).model_validate(dumped)
 
 
 def absolute_paths(value: Any, kind: type, key: str = "") -> Any:
-    """The value of the dotted `key` of a config of `kind` (no key: the whole config), as plain data, with every path in it absolute."""
+    """The value of the dotted `key` of a config of `kind` (no key: the whole config), as plain data, with every path in
+    it absolute."""
     return mapped_paths(value, kind, lambda sort, path, key: _ABSOLUTE[sort](path), key)
 
 

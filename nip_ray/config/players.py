@@ -12,7 +12,12 @@ from nip_ray.settings.message_game import MessageAgentSettings
 from nip_ray.settings.state_tracking import StateAgentSettings
 
 AgentSettings = (
-    GraphAgentSettings | ImageAgentSettings | MessageAgentSettings | MatrixAgentSettings | HironakaAgentSettings | StateAgentSettings
+    GraphAgentSettings
+    | ImageAgentSettings
+    | MessageAgentSettings
+    | MatrixAgentSettings
+    | HironakaAgentSettings
+    | StateAgentSettings
 )
 
 DEFAULT = "_default"

@@ -1,12 +1,14 @@
-"""Importing a user's own code: files or modules that register protocols, scenarios, algorithms and providers (see `nip_ray.plugins`).
+"""Importing a user's own code: files or modules that register protocols, scenarios, algorithms and providers (see
+`nip_ray.plugins`).
 
 Decisions that matter here:
 
-- A protocol is needed when it is built; scenarios, algorithms and providers add keys to configs, and are needed before a config that names
-  them can be checked. So a config's plugins are imported while it is read if, and only if, it names what is not known yet.
-- Code that a run folder names is imported only if it is known: named in this process by a config or on the command line, or by a run that
-  this user has started on this machine (a list in $XDG_STATE_HOME/nip_ray), else only where `TRUST` is set. A checksum in the folder would
-  not do, since whoever writes a folder writes that, too.
+- A protocol is needed when it is built; scenarios, algorithms and providers add keys to configs, and are needed before
+  a config that names them can be checked. So a config's plugins are imported while it is read if, and only if, it names
+  what is not known yet.
+- Code that a run folder names is imported only if it is known: named in this process by a config or on the command
+  line, or by a run that this user has started on this machine (a list in $XDG_STATE_HOME/nip_ray), else only where
+  `TRUST` is set. A checksum in the folder would not do, since whoever writes a folder writes that, too.
 """
 
 import hashlib
@@ -48,11 +50,14 @@ def import_plugins(plugins: Iterable[str]) -> None:
             frames = walk_tb(error.__traceback__)
             lines = [line for frame, line in frames if is_plugin_file(frame.f_globals.get("__name__", ""))]
             where = f" (line {lines[-1]})" if lines else ""  # the last of a plugin's file that was run
-            raise UserError(f"plugins: {plugin!r} cannot be imported{where}: {type(error).__name__}: {error}") from error
+            raise UserError(
+                f"plugins: {plugin!r} cannot be imported{where}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def code_in(data: Mapping[str, Any]) -> list[str]:
-    """The code that a config or a runner file, as plain data, names for import: its plugins, and the module of a Gymnasium environment."""
+    """The code that a config or a runner file, as plain data, names for import: its plugins, and the module of a
+    Gymnasium environment."""
     plugins, environment = data.get("plugins"), data.get("environment")
     named = [one for one in plugins if isinstance(one, str)] if isinstance(plugins, list | tuple) else []
     id = environment.get("id") if isinstance(environment, Mapping) else None
@@ -60,7 +65,8 @@ def code_in(data: Mapping[str, Any]) -> list[str]:
 
 
 def know(code: Iterable[str], keep: bool = False) -> None:
-    """Let run folders name this code from now on in this process. keep: and in later ones of this user, as far as a list can be kept."""
+    """Let run folders name this code from now on in this process. keep: and in later ones of this user, as far as a
+    list can be kept."""
     added = set(map(_absolute, code))
     _known.update(added)
     if keep and (new := added - _kept()):
@@ -71,12 +77,17 @@ def know(code: Iterable[str], keep: bool = False) -> None:
 
 
 def refuse_unknown(data: Mapping[str, Any], name: str) -> None:
-    """Raises UserError where a run folder, whose config is `data`, names code that is not known. name: how messages call the file."""
+    """Raises UserError where a run folder, whose config is `data`, names code that is not known. name: how messages
+    call the file."""
     unknown = [one for one in code_in(data) if _absolute(one) not in _known]
-    if unknown and os.environ.get(TRUST) != "1" and (unknown := [one for one in unknown if _absolute(one) not in _kept()]):
+    if (
+        unknown
+        and os.environ.get(TRUST) != "1"
+        and (unknown := [one for one in unknown if _absolute(one) not in _kept()])
+    ):
         raise UserError(
-            f"{name}: names code to import ({', '.join(unknown)}) that no run on this machine has used; if you trust whoever made this "
-            "folder, put --trust before the verb (nip-ray --trust ...)"
+            f"{name}: names code to import ({', '.join(unknown)}) that no run on this machine has used; if you trust"
+            " whoever made this folder, put --trust before the verb (nip-ray --trust ...)"
         )
 
 
@@ -96,7 +107,8 @@ def _kept() -> set[str]:
 
 
 def import_needed(data: Any, kind: type) -> None:
-    """Import the plugins that a config of class `kind`, as plain data, asks for, where it names a member of a union that is not known yet.
+    """Import the plugins that a config of class `kind`, as plain data, asks for, where it names a member of a union
+    that is not known yet.
 
     Data of any other shape are left to the check of configs. Raises UserError as `import_plugins` does.
     """
@@ -107,7 +119,8 @@ def import_needed(data: Any, kind: type) -> None:
 
 
 def _named(data: Mapping[str, Any], kind: type) -> Iterator[tuple[Any, tuple[type, ...]]]:
-    """The names by which a config chooses members of unions, also within mappings, each with the members that there are."""
+    """The names by which a config chooses members of unions, also within mappings, each with the members that there
+    are."""
     for key in keys_of(kind).values():
         below, given = value_annotation(key.annotation), data.get(key.name)
         members = branches(key.annotation if below is None else below)
@@ -122,7 +135,8 @@ def is_plugin_file(module: str) -> bool:
 
 
 def send_by_value(*made: Any) -> None:
-    """Let Ray's actors have these classes and functions whole where a plugin's file defines them: no actor has read that file."""
+    """Let Ray's actors have these classes and functions whole where a plugin's file defines them: no actor has read
+    that file."""
     for module in {one.__module__ for one in made}:
         if is_plugin_file(module):
             import ray.cloudpickle

@@ -1,4 +1,5 @@
-"""Rules about language models that learn from their own tokens: groups of dialogues, who learns and by whom, keys without an effect."""
+"""Rules about language models that learn from their own tokens: groups of dialogues, who learns and by whom, keys
+without an effect."""
 
 from collections.abc import Iterator
 
@@ -17,7 +18,8 @@ from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgen
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 _JOBS_ALONE = (
-    "gradient_accumulation_steps", "gradient_checkpointing", "optimizer", "quantize_base", "num_training_workers", "save_merged",
+    "gradient_accumulation_steps", "gradient_checkpointing", "optimizer", "quantize_base", "num_training_workers",
+    "save_merged",
 )  # fmt: skip
 """Options of providers that are for fine-tuning jobs."""
 
@@ -35,16 +37,24 @@ def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextExperimentConfig:
-    """The config with the scenario and protocol of a stage of its curriculum. Raises UserError for changes that make none."""
+    """The config with the scenario and protocol of a stage of its curriculum. Raises UserError for changes that make
+    none."""
     data = {**config.model_dump(mode="json"), "algorithm": {"name": "policy_gradient"}}
     for change in stage.changes:
         dotted, equals, text = change.partition("=")
         part, _, key = dotted.strip().partition(".")
-        if not equals or part not in ("scenario", "protocol") or key not in data[part] or isinstance(data[part][key], dict):
+        if (
+            not equals
+            or part not in ("scenario", "protocol")
+            or key not in data[part]
+            or isinstance(data[part][key], dict)
+        ):
             raise UserError(f"{change}: expected KEY=VALUE of a key of scenario or protocol, such as scenario.length=2")
         data[part][key] = parse_yaml(text, change)
     try:
-        return TextExperimentConfig.model_validate_json(pydantic_core.to_json(data, inf_nan_mode="constants"), strict=True)
+        return TextExperimentConfig.model_validate_json(
+            pydantic_core.to_json(data, inf_nan_mode="constants"), strict=True
+        )
     except pydantic_core.ValidationError as error:
         raise UserError(fault_text(error.errors(include_url=False)[0], TextExperimentConfig)) from None
 
@@ -78,9 +88,17 @@ def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> It
             for fault in chain_faults(made.scenario, made.protocol.name, protocol.max_rounds):
                 yield f"{place}.changes: {fault}"
     for number, (made, after) in enumerate(zip(played, [*played[1:], config], strict=True) if played else ()):
-        if rule.curriculum[number].changes and made and after and (made.scenario, made.protocol) == (after.scenario, after.protocol):
+        if (
+            rule.curriculum[number].changes
+            and made
+            and after
+            and (made.scenario, made.protocol) == (after.scenario, after.protocol)
+        ):
             follows = "the run itself" if after is config else "the stage behind it"
-            yield f"algorithm.curriculum[{number}].changes: make the very task of {follows}, change something or leave the stage out"
+            yield (
+                f"algorithm.curriculum[{number}].changes: make the very task of {follows}, change something or leave"
+                " the stage out"
+            )
 
 
 def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
@@ -98,9 +116,15 @@ def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> 
         if own.until_iteration is not None and own.from_iteration > last:
             yield f"{place}.until_iteration: got {last}, but from_iteration is {own.from_iteration}, use at least that"
         elif own.until_iteration is not None and last > config.iterations:
-            yield f"{place}.until_iteration: got {last}, but there are {config.iterations} iterations, use at most that or leave it out"
+            yield (
+                f"{place}.until_iteration: got {last}, but there are {config.iterations} iterations, use at most that"
+                " or leave it out"
+            )
         elif own.from_iteration > config.iterations:
-            yield f"{place}.from_iteration: got {own.from_iteration}, but there are {config.iterations} iterations, so it would never learn"
+            yield (
+                f"{place}.from_iteration: got {own.from_iteration}, but there are {config.iterations} iterations, so it"
+                " would never learn"
+            )
     for group, members in groups(config).items():
         first = members[0]
         for other in members[1:]:
@@ -109,58 +133,87 @@ def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> 
                 if ours != theirs:
                     place = other if other in rule.agents else DEFAULT if DEFAULT in rule.agents else first
                     yield (
-                        f"algorithm.agents.{place}.{key}: {other} has {_show(ours)}, but {first}, whose weights it shares "
-                        f"(group {group!r}), has {_show(theirs)}, make them equal"
+                        f"algorithm.agents.{place}.{key}: {other} has {_show(ours)}, but {first}, whose weights it"
+                        f" shares (group {group!r}), has {_show(theirs)}, make them equal"
                     )
 
 
 def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
     """Their providers can give what the rule needs, and their tokens are drawn from the model's own distribution."""
-    name, able = config.algorithm.name, [name for name, provider in config.providers.items() if provider.gives_gradients]
+    name, able = (
+        config.algorithm.name,
+        [name for name, provider in config.providers.items() if provider.gives_gradients],
+    )
     for agent, settings in language_agents(config).items():
         place, provider = f"scenario.agents.{source_of(config, agent)}", config.providers.get(settings.provider)
         if not settings.fine_tune_from_scratch:
-            yield f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, {name} continues from its last weights, leave it out"
+            yield (
+                f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, {name} continues from its last weights,"
+                " leave it out"
+            )
         if settings.chat_shape != "auto":
             yield f"{place}.chat_shape: {name} keeps to the template of the model, leave it out"
         if provider is not None and not provider.gives_gradients:
             hint = f"name {' or '.join(able)}" if able else "add a provider named local or training_service"
-            needs = f"is asked by chats, and {name} plays by tokens" if settings.frozen else "gives no gradients, which it learns from"
+            needs = (
+                f"is asked by chats, and {name} plays by tokens"
+                if settings.frozen
+                else "gives no gradients, which it learns from"
+            )
             yield f"{place}.provider: {settings.provider} {needs}, {hint}"
         if settings.frozen or provider is None:
             continue
         if settings.max_invalid_replies != 1:
             got = settings.max_invalid_replies
-            yield f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked again, set it to 1"
+            yield (
+                f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked"
+                " again, set it to 1"
+            )
         if settings.temperature == 0:
             yield f"{place}.temperature: got 0, but {agent} learns from what it draws, use a number > 0 (such as 1)"
         if not provider.sees_whole_distribution:
             yield from _of_drawn_tokens(rule, agent, place, settings)
         if settings.top_p not in (None, 1):
-            yield f"{place}.top_p: got {settings.top_p}, but a learning agent draws from its whole distribution, leave it out"
+            yield (
+                f"{place}.top_p: got {settings.top_p}, but a learning agent draws from its whole distribution, leave"
+                " it out"
+            )
         if agent in deciding(config) and getattr(config.scenario, "decision_format", "text") == "json":
             yield (
-                "scenario.decision_format: json, but under a schema tokens are not drawn from the verifier's own distribution, from which "
-                "it learns, set it to text or freeze the verifier"
+                "scenario.decision_format: json, but under a schema tokens are not drawn from the verifier's own"
+                " distribution, from which it learns, set it to text or freeze the verifier"
             )
 
 
-def _of_drawn_tokens(rule: TokenTrainingSettings, agent: str, place: str, settings: LanguageAgentSettings) -> Iterator[str]:
+def _of_drawn_tokens(
+    rule: TokenTrainingSettings, agent: str, place: str, settings: LanguageAgentSettings
+) -> Iterator[str]:
     """What log-probabilities of the drawn tokens, as a service computes them, do not tell."""
     if settings.temperature not in (None, 0, 1):
         got, name = settings.temperature, settings.provider
-        yield f"{place}.temperature: got {got}, but {name} gives the log-probabilities that {agent} learns from at 1, leave it out"
+        yield (
+            f"{place}.temperature: got {got}, but {name} gives the log-probabilities that {agent} learns from at 1,"
+            " leave it out"
+        )
     if rule.seen_by(agent).entropy_coefficient:
         own = rule.of_agent(agent).entropy_coefficient is not None
-        key = f"agents.{agent if agent in rule.agents else DEFAULT}.entropy_coefficient" if own else "entropy_coefficient"
-        yield f"algorithm.{key}: needs the probabilities of all tokens, which {settings.provider} does not give, set it to 0"
+        key = (
+            f"agents.{agent if agent in rule.agents else DEFAULT}.entropy_coefficient" if own else "entropy_coefficient"
+        )
+        yield (
+            f"algorithm.{key}: needs the probabilities of all tokens, which {settings.provider} does not give, set it"
+            " to 0"
+        )
 
 
 def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
     """Actors are for models of this cluster, and who plays ahead samples by other weights than those that learn."""
     shares = rule.rollouts_per_iteration // rule.group_size
     if rule.num_rollout_workers > max(1, shares):
-        yield f"algorithm.num_rollout_workers: got {rule.num_rollout_workers}, but an iteration has {shares} items, use at most that"
+        yield (
+            f"algorithm.num_rollout_workers: got {rule.num_rollout_workers}, but an iteration has {shares} items, use"
+            " at most that"
+        )
     keys = keys_of(TokenTrainingSettings)
     for agent, settings in language_agents(config).items():
         provider, source = config.providers.get(settings.provider), f"scenario.agents.{source_of(config, agent)}"
@@ -173,15 +226,21 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
                     yield f"algorithm.{key}: for models of this cluster, and {where} is none, set it to {unset}"
         gpus = getattr(provider, "num_gpus", 0)
         if rule.num_learners > 1 and not settings.frozen and gpus % 1:
-            yield f"providers.{settings.provider}.num_gpus: got {gpus}, but learners of one model need a GPU each, set it to 1"
+            yield (
+                f"providers.{settings.provider}.num_gpus: got {gpus}, but learners of one model need a GPU each, set it"
+                " to 1"
+            )
         if not rule.max_staleness or settings.frozen:
             continue
         if not provider.gives_gradients:
-            yield f"algorithm.max_staleness: {settings.provider} ({source}.provider) gives no log-probabilities, set it to 0"
+            yield (
+                f"algorithm.max_staleness: {settings.provider} ({source}.provider) gives no log-probabilities, set it"
+                " to 0"
+            )
         elif provider.local_models and not (rule.num_rollout_workers or rule.num_learners):
             yield (
-                f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that plays, set it to 0 or "
-                f"raise num_rollout_workers or num_learners"
+                f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that"
+                " plays, set it to 0 or raise num_rollout_workers or num_learners"
             )
             break
 
@@ -190,14 +249,22 @@ def _of_other_rules(config: TextExperimentConfig) -> Iterator[str]:
     """What only rules with fine-tuning jobs and with clients read."""
     for name, key in keys_of(type(config.talk)).items():
         if getattr(config.talk, name) != key.default:
-            yield f"talk.{name}: {config.algorithm.name} plays where it learns, without talkers and clients, leave it out"
+            yield (
+                f"talk.{name}: {config.algorithm.name} plays where it learns, without talkers and clients, leave it out"
+            )
     for provider, settings in config.providers.items():
         for name in _JOBS_ALONE if settings.gives_gradients else ():
             key = keys_of(type(settings)).get(name)
             if key is not None and getattr(settings, name) != key.default:
-                yield f"providers.{provider}.{name}: is for fine-tuning jobs, leave it out (algorithm.micro_batch_tokens bounds memory)"
+                yield (
+                    f"providers.{provider}.{name}: is for fine-tuning jobs, leave it out (algorithm.micro_batch_tokens"
+                    " bounds memory)"
+                )
     if config.base_run is not None:
-        given = f"{config.algorithm.name} starts from the models of scenario.agents, name folders there (scenario.agents.<agent>.model)"
+        given = (
+            f"{config.algorithm.name} starts from the models of scenario.agents, name folders there"
+            " (scenario.agents.<agent>.model)"
+        )
         yield f"base_run: {given}"
 
 

@@ -1,7 +1,9 @@
-"""What no experiment can be: every illegal combination of settings, refused with a reason before torch or Ray is loaded.
+"""What no experiment can be: every illegal combination of settings, refused with a reason before torch or Ray is
+loaded.
 
-Each rule is a generator of faults over the whole config; `check` collects them all. What a single key takes (its type and
-bounds) is not checked here but by the models themselves. For a protocol that does not ship the config's plugins are imported.
+Each rule is a generator of faults over the whole config; `check` collects them all. What a single key takes (its type
+and bounds) is not checked here but by the models themselves. For a protocol that does not ship the config's plugins are
+imported.
 """
 
 import difflib
@@ -38,7 +40,13 @@ from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 _WEIGHING = ("ppo", "reinforce")  # rules that weigh what older weights did
 _OR_WEIGHING = " or ".join(_WEIGHING)
 _FACTORS = ("agent_lr_factor", "body_lr_factor", "gnn_lr_factor")
-_REWARDS = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward")
+_REWARDS = (
+    "prover_reward",
+    "verifier_reward",
+    "verifier_incorrect_penalty",
+    "verifier_terminated_penalty",
+    "verifier_no_guess_reward",
+)
 _REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
 _FLOAT32_MAX = 3.4028234663852886e38
 _MOST_IN_MEAN = 12  # 4,096 sets
@@ -55,7 +63,12 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
     if config.protocol.name not in PROTOCOLS and config.plugins and not any(plugins(config)):
         import_plugins(config.plugins)
     text = isinstance(config, TextExperimentConfig)
-    rules: list[Callable[[Any], Iterator[str]]] = [*_OF_ALL, *(_OF_LANGUAGE if text else _OF_NETWORKS), plugins, own_faults]
+    rules: list[Callable[[Any], Iterator[str]]] = [
+        *_OF_ALL,
+        *(_OF_LANGUAGE if text else _OF_NETWORKS),
+        plugins,
+        own_faults,
+    ]
     if training:
         rules.append(nobody_to_fine_tune if text else nothing_to_train)
     faults = [fault for rule in rules for fault in rule(config)]
@@ -77,8 +90,8 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
     home = getattr(PROTOCOLS[config.protocol.name], "__module__", "")
     if not home.startswith("nip_ray.") and not is_plugin_file(home) and home not in config.plugins:
         yield (
-            f"protocol.name: {config.protocol.name} was registered by {home}, which `plugins` does not name, so no other process can read "
-            "this run; put it in a file and name that"
+            f"protocol.name: {config.protocol.name} was registered by {home}, which `plugins` does not name, so no"
+            " other process can read this run; put it in a file and name that"
         )
     yield from _goals_and_payment(table)
     yield from _turns_that_never_pay(config.protocol, table)
@@ -88,15 +101,23 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
         learning = [agent for agent, settings in language_agents(config).items() if not settings.frozen]
     else:
         learning = [agent for agent, (_, settings) in players(config).items() if learns(settings)]
-    unpaid = [agent for agent in (*table.verifiers, *table.provers) if agent in learning and not table.payment.is_paid(agent)]
-    if table.zero_knowledge is not None and table.zero_knowledge.prover_reward and table.zero_knowledge.simulator_reward:
+    unpaid = [
+        agent for agent in (*table.verifiers, *table.provers) if agent in learning and not table.payment.is_paid(agent)
+    ]
+    if (
+        table.zero_knowledge is not None
+        and table.zero_knowledge.prover_reward
+        and table.zero_knowledge.simulator_reward
+    ):
         unpaid = [agent for agent in unpaid if agent in table.verifiers]
     if table.zero_knowledge is not None and not table.zero_knowledge.simulator_reward:
-        unpaid += [agent for agent in (table.zero_knowledge.adversary, table.zero_knowledge.simulator) if agent in learning]
+        unpaid += [
+            agent for agent in (table.zero_knowledge.adversary, table.zero_knowledge.simulator) if agent in learning
+        ]
     if unpaid:
         yield (
-            f"protocol {config.protocol.name}: {', '.join(unpaid)} {'learn' if unpaid[1:] else 'learns'}, but no verdict and no turn pays "
-            "(protocol.payoff, or the payment of a protocol of your own)"
+            f"protocol {config.protocol.name}: {', '.join(unpaid)} {'learn' if unpaid[1:] else 'learns'}, but no"
+            " verdict and no turn pays (protocol.payoff, or the payment of a protocol of your own)"
         )
 
 
@@ -108,8 +129,9 @@ def _goals_and_payment(table: Protocol) -> Iterator[str]:
             goal, rows = payment.goals.get(prover), payment.table(prover)
             if goal is not None and any(row[goal] < max(row[:-1]) for row in rows):
                 yield (
-                    f"protocol {table.name}: {prover} argues for {table.verdicts[goal]!r}, and is paid more for another verdict; prompts, "
-                    "attacks and the score difference take it for one that is after what it argues for"
+                    f"protocol {table.name}: {prover} argues for {table.verdicts[goal]!r}, and is paid more for another"
+                    " verdict; prompts, attacks and the score difference take it for one that is after what it"
+                    " argues for"
                 )
                 break
 
@@ -119,9 +141,17 @@ def _turns_that_never_pay(protocol: ProtocolSettings, table: Protocol) -> Iterat
     if set(table.verifier_rounds) != {table.max_rounds - 1}:
         return
     keys = ["verifier_no_guess_reward"] if protocol.verifier_no_guess_reward else []
-    keys += [f"payoff.{agent}.turns.{own}" for agent, entries in protocol.payoff.items() for own in entries.turns if own in table.verifiers]
+    keys += [
+        f"payoff.{agent}.turns.{own}"
+        for agent, entries in protocol.payoff.items()
+        for own in entries.turns
+        if own in table.verifiers
+    ]
     if keys:
-        yield f"protocol: {', '.join(keys)} without effect, since in {table.name} the verifier has one turn, its last, which is not priced"
+        yield (
+            f"protocol: {', '.join(keys)} without effect, since in {table.name} the verifier has one turn, its last,"
+            " which is not priced"
+        )
 
 
 def protocol_name(config: ExperimentConfig) -> Iterator[str]:
@@ -134,7 +164,10 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
     if table is not None and table.payment.per_error and scenario not in (*_MEASURE_ESTIMATES, *ADDED["scenario"]):
-        yield f"scenario.name: got {scenario}, but {name} pays for estimates, which {', '.join(_MEASURE_ESTIMATES)} measures"
+        yield (
+            f"scenario.name: got {scenario}, but {name} pays for estimates, which {', '.join(_MEASURE_ESTIMATES)}"
+            " measures"
+        )
     bound = [other for other, place in BOUND_TO_SCENARIO.items() if place == scenario]
     if bound and home is None:
         yield f"protocol.name: got {name}, but {scenario} is played under the protocol {' or '.join(bound)} only"
@@ -147,8 +180,14 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     for agent, entries in protocol.payoff.items():
         tables = {"": entries, **{f"by_role.{role}.": own for role, own in entries.by_role.items()}}
         for at, own in tables.items():
-            amounts |= {f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for f in fields(PayoffEntries) if f.name != "table"}
-            amounts |= {f"payoff.{agent}.{at}table[{y}][{v}]": x for y, row in enumerate(own.table or ()) for v, x in enumerate(row)}
+            amounts |= {
+                f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for f in fields(PayoffEntries) if f.name != "table"
+            }
+            amounts |= {
+                f"payoff.{agent}.{at}table[{y}][{v}]": x
+                for y, row in enumerate(own.table or ())
+                for v, x in enumerate(row)
+            }
         amounts |= {f"payoff.{agent}.turns.{speaker}": amount for speaker, amount in entries.turns.items()}
     faults = [
         f"protocol.{key}: got {value}, expected a finite number within float32"
@@ -168,18 +207,22 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     longest, first, turns = table.max_rounds, table.min_rounds, table.verifier_rounds
     if first > longest:
         key = "max_rounds" if protocol.min_rounds is None else "min_rounds"
-        yield f"protocol.{key}: decisions count from round {first} on, but there are only {longest}, lower min_rounds or raise max_rounds"
+        yield (
+            f"protocol.{key}: decisions count from round {first} on, but there are only {longest}, lower min_rounds or"
+            " raise max_rounds"
+        )
     elif not turns:
         yield f"protocol.max_rounds: got {longest}, so the verifier never has a turn, raise it"
     elif turns[-1] < first - 1:
         yield (
-            f"protocol.min_rounds: got {first}, but the verifier's last turn is round {turns[-1] + 1} (counted from 1), "
-            f"so it could never decide, use at most {turns[-1] + 1} or raise max_rounds"
+            f"protocol.min_rounds: got {first}, but the verifier's last turn is round {turns[-1] + 1} (counted from 1),"
+            f" so it could never decide, use at most {turns[-1] + 1} or raise max_rounds"
         )
 
 
 def graded_verdicts(config: ExperimentConfig) -> Iterator[str]:
-    """A graded verdict of networks is the probability that it was drawn with: what learns by policy gradients alone can be paid for it."""
+    """A graded verdict of networks is the probability that it was drawn with: what learns by policy gradients alone can
+    be paid for it."""
     table = known_table(config)
     if table is None or table.verifier is None:
         return
@@ -199,8 +242,9 @@ def graded_verdicts(config: ExperimentConfig) -> Iterator[str]:
     if (panel := table.panel) is not None and panel.rule == "mean" and len(panel.members) > _MOST_IN_MEAN:
         ours = table.name == "judge_panel"
         yield (
-            f"protocol.{'judges' if ours else 'name'}: got {len(panel.members) if ours else table.name}, but under the mean "
-            f"{_MOST_IN_MEAN} may judge at most, since evaluation tries every set of votes that may be missing, use fewer or another rule"
+            f"protocol.{'judges' if ours else 'name'}: got {len(panel.members) if ours else table.name}, but under the"
+            f" mean {_MOST_IN_MEAN} may judge at most, since evaluation tries every set of votes that may be missing,"
+            " use fewer or another rule"
         )
 
 
@@ -232,21 +276,30 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
     if not protocol.zero_knowledge or without_verifier(config):
         return  # a game has no use for it, which `protocol_parameters` says
     if scenario not in _ZERO_KNOWLEDGE_SCENARIOS:
-        yield f"protocol.zero_knowledge: not available in {scenario} (only {', '.join(_ZERO_KNOWLEDGE_SCENARIOS)}), set it to false"
+        yield (
+            f"protocol.zero_knowledge: not available in {scenario} (only {', '.join(_ZERO_KNOWLEDGE_SCENARIOS)}), set"
+            " it to false"
+        )
     if getattr(config.algorithm, "skip_silent_messages", False):
         yield (
             "algorithm.skip_silent_messages: under protocol.zero_knowledge the message of a deciding turn is read, "
             "by the provers and by the simulator itself, set it to false"
         )
     for source in dict.fromkeys(source for source, agent in players(config).values() if agent.kind == "manual"):
-        yield f"{source}.kind: manual agents hold one conversation, not two (protocol.zero_knowledge), use learned or random"
+        yield (
+            f"{source}.kind: manual agents hold one conversation, not two (protocol.zero_knowledge), use learned or"
+            " random"
+        )
 
 
 def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
     """The message with which an agent chooses its side is heard."""
     table = known_table(config)
     if table is not None and table.chooser and getattr(config.algorithm, "skip_silent_messages", False):
-        yield f"algorithm.skip_silent_messages: under {table.name} a message that comes with a decision is read, set it to false"
+        yield (
+            f"algorithm.skip_silent_messages: under {table.name} a message that comes with a decision is read, set it"
+            " to false"
+        )
 
 
 def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
@@ -261,7 +314,10 @@ def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[
         own, states = language_agents(config)[agent], config.scenario.length - 1
         if own.reply_tokens < states:
             place = f"scenario.agents.{source_of(config, agent)}.max_tokens"
-            yield f"{place}: room for {own.reply_tokens} tokens, but {agent} replies with {states} states, use at least {states + 1}"
+            yield (
+                f"{place}: room for {own.reply_tokens} tokens, but {agent} replies with {states} states, use at least"
+                f" {states + 1}"
+            )
 
 
 def games(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
@@ -282,7 +338,9 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
     for name in config.scenario.agents:
         if name not in (*known, DEFAULT):
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}, or {DEFAULT} for the rest"
+            hint = (
+                f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}, or {DEFAULT} for the rest"
+            )
             yield f"scenario.agents.{name}: no agent of {config.protocol.name}, {hint}"
 
 
@@ -290,7 +348,11 @@ def shared_bodies(config: ExperimentConfig) -> Iterator[str]:
     """Policy and value that share a body cannot train it at two rates."""
     scenario = config.scenario
     bodies = isinstance(scenario, GraphIsomorphismSettings | ImageClassificationSettings)
-    if isinstance(scenario, MatrixGameSettings) or (bodies and not scenario.shared_body) or scenario.name in ADDED["scenario"]:
+    if (
+        isinstance(scenario, MatrixGameSettings)
+        or (bodies and not scenario.shared_body)
+        or scenario.name in ADDED["scenario"]
+    ):
         return  # of networks of a plugin nothing is known here
     way_out = " or set scenario.shared_body to false" if bodies else ""
     for source, agent in players(config).values():
@@ -300,7 +362,8 @@ def shared_bodies(config: ExperimentConfig) -> Iterator[str]:
             factor: LrFactors | None = getattr(agent, name, None)
             if factor is not None and agent.kind == "learned" and factor.actor != factor.critic:
                 yield (
-                    f"{source}.{name}: got actor {factor.actor} and critic {factor.critic}, but they share a body, make them equal{way_out}"
+                    f"{source}.{name}: got actor {factor.actor} and critic {factor.critic}, but they share a body, make"
+                    f" them equal{way_out}"
                 )
 
 
@@ -313,9 +376,14 @@ def manual_agents(config: ExperimentConfig) -> Iterator[str]:
         if config.protocol.name != "nip":
             yield f"{source}.kind: manual agents play nip only (got {config.protocol.name}), use learned or random"
         if scenario.message_size != 1:
-            yield f"scenario.message_size: got {scenario.message_size}, but manual agents ({source}) name one node at a time, use 1"
+            yield (
+                f"scenario.message_size: got {scenario.message_size}, but manual agents ({source}) name one node at a"
+                " time, use 1"
+            )
         if scenario.linear_symbols:
-            yield f"scenario.linear_symbols: got {scenario.linear_symbols}, but manual agents ({source}) send none, use 0"
+            yield (
+                f"scenario.linear_symbols: got {scenario.linear_symbols}, but manual agents ({source}) send none, use 0"
+            )
 
 
 def minibatches(config: ExperimentConfig) -> Iterator[str]:
@@ -334,15 +402,23 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
     in_copies = getattr(config.algorithm, "minibatch_copies", None)
     if in_copies is not None:
         if size != keys_of(type(config.algorithm))["minibatch_size"].default:
-            yield f"algorithm.minibatch_copies: got {in_copies}, and minibatch_size {size} says it too, leave one of them out"
+            yield (
+                f"algorithm.minibatch_copies: got {in_copies}, and minibatch_size {size} says it too, leave one of"
+                " them out"
+            )
         elif not learners <= in_copies <= copies:
             least = f" and at least one for each of {learners} learners" if learners else ""
-            yield f"algorithm.minibatch_copies: got {in_copies}, expected at most the {copies} copies of an iteration{least}"
+            yield (
+                f"algorithm.minibatch_copies: got {in_copies}, expected at most the {copies} copies of an"
+                f" iteration{least}"
+            )
         return
     if rounds is None:
         return
     if size < rounds:
-        yield f"algorithm.minibatch_size: got {size}, less than one whole copy of {rounds} rounds, use at least {rounds}"
+        yield (
+            f"algorithm.minibatch_size: got {size}, less than one whole copy of {rounds} rounds, use at least {rounds}"
+        )
     elif size > copies * rounds:
         yield (
             f"algorithm.minibatch_size: got {size}, but an iteration has {copies * rounds} frames "
@@ -350,8 +426,8 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
         )
     elif learners > size // rounds:
         yield (
-            f"algorithm.minibatch_size: got {size}, less than a copy for each of {learners} learners (learners.num_learners), "
-            f"use at least {learners * rounds}"
+            f"algorithm.minibatch_size: got {size}, less than a copy for each of {learners} learners"
+            f" (learners.num_learners), use at least {learners * rounds}"
         )
 
 
@@ -359,7 +435,10 @@ def workers(config: ExperimentConfig) -> Iterator[str]:
     """Whoever is asked for has something to do: GPUs need env runners, and play ahead somebody beside learners."""
     play = config.play
     if play.num_gpus_per_env_runner and not play.num_env_runners:
-        yield "play.num_gpus_per_env_runner: there are no env runners to use it, raise play.num_env_runners or set it to 0"
+        yield (
+            "play.num_gpus_per_env_runner: there are no env runners to use it, raise play.num_env_runners or set it"
+            " to 0"
+        )
     if play.max_staleness:
         yield from _staleness(config)
 
@@ -372,7 +451,9 @@ def _staleness(config: ExperimentConfig) -> Iterator[str]:
     elif not config.play.num_env_runners:
         yield f"{key} the very networks that learn are those that play, set it to 0 or raise play.num_env_runners"
     elif getattr(rule, "max_importance_weight", 1.0) is None:
-        yield "algorithm.max_importance_weight: got none, but play.max_staleness plays by older weights, give it a number"
+        yield (
+            "algorithm.max_importance_weight: got none, but play.max_staleness plays by older weights, give it a number"
+        )
 
 
 def evaluations(config: ExperimentConfig) -> Iterator[str]:
@@ -393,9 +474,14 @@ def plugins(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     for number, name in enumerate(config.plugins):
         if name.endswith(".py"):
             if not Path(name).is_file():
-                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module (not at {Path(name).resolve()})"
+                yield (
+                    f"plugins.{number}: {name}: no such file, name a Python file or an installed module (not at"
+                    f" {Path(name).resolve()})"
+                )
         elif not _module_exists(name):
-            yield f"plugins.{number}: no module named {name!r}, name an installed module or a Python file (ending in .py)"
+            yield (
+                f"plugins.{number}: no module named {name!r}, name an installed module or a Python file (ending in .py)"
+            )
 
 
 def _module_exists(name: str) -> bool:
@@ -406,7 +492,8 @@ def _module_exists(name: str) -> bool:
 
 
 def own_faults(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """What each part of a config finds wrong with itself. (Providers and schedules are asked elsewhere: theirs depend on more.)"""
+    """What each part of a config finds wrong with itself. (Providers and schedules are asked elsewhere: theirs depend
+    on more.)"""
     for name in keys_of(type(config)):
         if name not in ("providers", "schedules"):
             yield from faults_below(getattr(config, name), name)
@@ -426,6 +513,14 @@ def faults_below(part: Any, place: str) -> Iterator[str]:
 
 
 _OF_ALL = (protocol_name, protocol_parameters, verdicts, games, state_tracking, agent_names, opponents)
-_OF_NETWORKS = (graded_verdicts, zero_knowledge, chosen_sides, shared_bodies, manual_agents, minibatches, *LEARNING_RULES)
+_OF_NETWORKS = (
+    graded_verdicts,
+    zero_knowledge,
+    chosen_sides,
+    shared_bodies,
+    manual_agents,
+    minibatches,
+    *LEARNING_RULES,
+)
 _OF_NETWORKS += (search, verdict_gradient, workers, evaluations)
 _OF_LANGUAGE = (*TEXT_RULES, policy_gradient)

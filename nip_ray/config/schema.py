@@ -23,7 +23,7 @@ from nip_ray.settings.sweep import SweepSettings
 _INTRODUCTION = """\
 # Configuration
 
-<!-- written by `python -m nip_ray.config.schema --markdown`; edit the descriptions in nip_ray/settings/ and write it again -->
+<!-- written by `python -m nip_ray.config.schema --markdown`; edit nip_ray/settings/ and write it again -->
 
 A config is a YAML file of these keys. All of them have defaults, and `nip-ray train CONFIG --dry-run` prints a config
 with every default filled in. `--set a.b=c` lays values over the file (`--set scenario.agents.prover.d_gnn=32`,
@@ -42,8 +42,8 @@ the key's own word:
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of a config, with titles, descriptions, bounds and defaults; of runner files too, and of a sweep its own section (any
-    of its other values may be a search space)."""
+    """The JSON schema of a config, with titles, descriptions, bounds and defaults; of runner files too, and of a sweep
+    its own section (any of its other values may be a search space)."""
     kinds = (ExperimentConfig, TextExperimentConfig, RunnerSettings, SweepSettings)
     parts = TypeAdapter.json_schemas([(kind.__name__, "validation", TypeAdapter(kind)) for kind in kinds])[1]["$defs"]
     for key in [key for kind in (*kinds, LearnerSettings) for key in keys_of(kind).values()]:
@@ -59,7 +59,11 @@ def config_schema() -> dict[str, Any]:
         of_language_models.append({"properties": {key: named}, "required": [key]})
     top = {key: {} for kind in (ExperimentConfig, TextExperimentConfig) for key in keys_of(kind)}
     sweep = {"type": "object", "properties": {"sweep": _part(SweepSettings), **top}, "additionalProperties": False}
-    experiment = {"if": {"anyOf": of_language_models}, "then": _part(TextExperimentConfig), "else": _part(ExperimentConfig)}
+    experiment = {
+        "if": {"anyOf": of_language_models},
+        "then": _part(TextExperimentConfig),
+        "else": _part(ExperimentConfig),
+    }
     runner = {"if": _has_any(RUNNER_KEYS), "then": _part(RunnerSettings), "else": experiment}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -93,7 +97,11 @@ def configuration_markdown() -> str:
     for title, kind, prefix in (*_sections(), *_text_sections()):
         doc = _wrapped(" ".join((kind.__doc__ or "").split()))
         rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
-        parts.append("\n".join([f"## {title}", "", doc, "", "| key | takes | default | what it is |", "|---|---|---|---|", *rows, ""]))
+        parts.append(
+            "\n".join(
+                [f"## {title}", "", doc, "", "| key | takes | default | what it is |", "|---|---|---|---|", *rows, ""]
+            )
+        )
     return "\n".join(parts)
 
 
@@ -101,8 +109,11 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _sections(kind: type = ExperimentConfig, prefix: str = "", title: str = "The experiment") -> Iterator[tuple[str, type, str]]:
-    """(title, settings class, prefix of its keys) of each table. What lies inside an agent's settings stands in the agent's table."""
+def _sections(
+    kind: type = ExperimentConfig, prefix: str = "", title: str = "The experiment"
+) -> Iterator[tuple[str, type, str]]:
+    """(title, settings class, prefix of its keys) of each table. What lies inside an agent's settings stands in the
+    agent's table."""
     yield title, kind, prefix
     if "<" in prefix:
         return
@@ -117,7 +128,8 @@ def _sections(kind: type = ExperimentConfig, prefix: str = "", title: str = "The
 
 
 def _text_sections() -> Iterator[tuple[str, type, str]]:
-    """Those of an experiment with language models that are not in the tables before; what all its scenarios have, once."""
+    """Those of an experiment with language models that are not in the tables before; what all its scenarios have,
+    once."""
     known = {(kind, prefix) for _, kind, prefix in _sections()}
     found = list(_sections(TextExperimentConfig, title="The experiment with language models"))
     times = Counter((kind, prefix) for _, kind, prefix in found)

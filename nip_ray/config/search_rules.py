@@ -1,4 +1,5 @@
-"""Rules about provers that search, and about decisions that learn from more than their draws. See `nip_ray.config.rules`."""
+"""Rules about provers that search, and about decisions that learn from more than their draws. See
+`nip_ray.config.rules`."""
 
 from collections.abc import Iterator
 
@@ -27,7 +28,8 @@ def searching(config: ExperimentConfig) -> tuple[SearchSettings, tuple[str, ...]
 
 
 def search(config: ExperimentConfig) -> Iterator[str]:
-    """What a message is worth must be computable from what the verifier gives it, and somebody must be there to be taught."""
+    """What a message is worth must be computable from what the verifier gives it, and somebody must be there to be
+    taught."""
     if config.search is None:
         return
     if not isinstance(config.algorithm, _RULES):
@@ -63,7 +65,11 @@ def worth_unknown(table: Protocol) -> str | None:
         return "which has no prover"
     if table.chooser is not None:
         return f"where {table.chooser} chooses its side with a message"
-    if payment.function is not None or payment.per_error or any(any(payment.turns.get(prover, {}).values()) for prover in table.provers):
+    if (
+        payment.function is not None
+        or payment.per_error
+        or any(any(payment.turns.get(prover, {}).values()) for prover in table.provers)
+    ):
         return "which pays provers by more than a table of verdicts"
     if payment.scoring != "linear" and any(payment.wants_truth(prover) for prover in table.provers):
         return "which pays a prover the score of the verdict"
@@ -76,7 +82,8 @@ def worth_unknown(table: Protocol) -> str | None:
 
 
 def verdict_gradient(config: ExperimentConfig) -> Iterator[str]:
-    """More than the drawn decision is learned from by rules that learn from each agent's own turns, where there are verdicts."""
+    """More than the drawn decision is learned from by rules that learn from each agent's own turns, where there are
+    verdicts."""
     rule = config.algorithm
     if not isinstance(rule, OnPolicySettings) or rule.verdict_gradient == "sampled":
         return

@@ -25,7 +25,9 @@ def parse_yaml(text: str, source: str) -> Any:
     except RecursionError:
         raise UserError(f"{source}: nested too deeply for a config") from None
     except OverflowError:
-        raise UserError(f"{source}: a part of it contains itself, or its aliases stand for more than {MOST:,} values") from None
+        raise UserError(
+            f"{source}: a part of it contains itself, or its aliases stand for more than {MOST:,} values"
+        ) from None
     except ValueError as error:  # a number that looks like one and is none
         raise UserError(f"{source}: no valid YAML: {error}") from None
 
@@ -40,7 +42,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} stands here twice", key.start_mark
+                    )
                 seen.add((key.tag, key.value))
         return node
 
@@ -54,7 +58,9 @@ class Dumper(yaml.SafeDumper):
 
 
 def _list_node(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(v, list | dict) for v in values))
+    return dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(v, list | dict) for v in values)
+    )
 
 
 Dumper.add_representer(list, _list_node)

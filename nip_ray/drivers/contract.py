@@ -1,12 +1,14 @@
 """What drivers ask of agents, and what they hand them.
 
 Decisions that matter here:
-- observations, actions, rewards and ends are numpy arrays with one row a copy, or, where one agent plays for several players, mappings
-  player -> such an array. Drivers treat both alike, by `rows` and `stack`, and know nothing of networks;
-- greedy or sampled is an argument of `act`, not an entry of what it returns: so there is no place in which evaluation of a multi-agent
-  learner could fail to find it;
-- a transition's next observations are always those that its actions led to, also where the environment has begun a new episode since;
-  what an environment does in a step that ignores its action (Gymnasium's reset in the next step) is marked as no transition.
+- observations, actions, rewards and ends are numpy arrays with one row a copy, or, where one agent plays for several
+  players, mappings player -> such an array. Drivers treat both alike, by `rows` and `stack`, and know nothing of
+  networks;
+- greedy or sampled is an argument of `act`, not an entry of what it returns: so there is no place in which evaluation
+  of a multi-agent learner could fail to find it;
+- a transition's next observations are always those that its actions led to, also where the environment has begun a new
+  episode since; what an environment does in a step that ignores its action (Gymnasium's reset in the next step) is
+  marked as no transition.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +31,11 @@ Rows = Any
 class Transition:
     """What one timestep was for the n copies of one learner.
 
-    observations, actions, next_observations: rows. rewards (n,) float, terminated (n,) bool, truncated (n,) bool, or mappings of players.
-    valid: (n,) bool, which rows are transitions at all (None: all; a row that is none must not be learned from or counted).
-    states, next_states: the environment's global state for critics, None where it has none. infos: as the environment
-    gave them, but for "outcomes" (tag -> (n,): what the episodes that end here came to, NaN where that does not apply),
-    of which a learner gets its rows.
+    observations, actions, next_observations: rows. rewards (n,) float, terminated (n,) bool, truncated (n,) bool, or
+    mappings of players. valid: (n,) bool, which rows are transitions at all (None: all; a row that is none must not be
+    learned from or counted). states, next_states: the environment's global state for critics, None where it has none.
+    infos: as the environment gave them, but for "outcomes" (tag -> (n,): what the episodes that end here came to, NaN
+    where that does not apply), of which a learner gets its rows.
     """
 
     observations: Rows
@@ -50,31 +52,37 @@ class Transition:
 
 @runtime_checkable
 class Agent(Protocol):
-    """A learner. In each timestep a driver calls, in this order: `pre_interaction`, `act`, (the environment), `record_transition`,
-    `track_data` for the environment's infos, `post_interaction`. Timesteps count from 0; `timesteps` is how many there will be in all.
+    """A learner. In each timestep a driver calls, in this order: `pre_interaction`, `act`, (the environment),
+    `record_transition`, `track_data` for the environment's infos, `post_interaction`. Timesteps count from 0;
+    `timesteps` is how many there will be in all.
     """
 
     observation_space: Any  # of one copy; a mapping of players for a multi-agent learner
     action_space: Any
 
     def enable_training_mode(self, enabled: bool) -> None:
-        """Before training and before evaluation. While off, nothing is stored or learned, and what was stored is kept."""
+        """Before training and before evaluation. While off, nothing is stored or learned, and what was stored is
+        kept."""
         ...
 
     def begin(self) -> None:
-        """What comes next does not follow from what came before: all copies were reset, and episodes in flight were cut."""
+        """What comes next does not follow from what came before: all copies were reset, and episodes in flight were
+        cut."""
         ...
 
     def pre_interaction(self, timestep: int, timesteps: int) -> None:
         """Before acting."""
         ...
 
-    def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> Rows:
+    def act(
+        self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
+    ) -> Rows:
         """Actions, one row a copy: sampled (explore) or the most likely ones."""
         ...
 
     def record_transition(self, transition: Transition, timestep: int, timesteps: int) -> None:
-        """Take note of what the actions led to. Arrays may be reused by their owner afterwards: copy what is to be kept."""
+        """Take note of what the actions led to. Arrays may be reused by their owner afterwards: copy what is to be
+        kept."""
         ...
 
     def post_interaction(self, timestep: int, timesteps: int) -> None:
@@ -103,7 +111,8 @@ class Agent(Protocol):
 
 
 class Tracker:
-    """Figures by tag. Tags that end in `_min` or `_max` are reduced by minimum and maximum, all others by their mean."""
+    """Figures by tag. Tags that end in `_min` or `_max` are reduced by minimum and maximum, all others by their
+    mean."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
@@ -155,7 +164,8 @@ def stack(trees: Sequence[Any]) -> Any:
 
 
 def arrays(tree: Any) -> Any:
-    """A tree whose leaves are tensors (as checkpoints give them back) or arrays, as arrays of its own; None stays None."""
+    """A tree whose leaves are tensors (as checkpoints give them back) or arrays, as arrays of its own; None stays
+    None."""
     if isinstance(tree, Mapping):
         return {key: arrays(part) for key, part in tree.items()}
     return None if tree is None else np.array(tree.numpy() if hasattr(tree, "numpy") else tree)
@@ -180,7 +190,8 @@ Scope = tuple[int, int]
 
 
 def resolve_scopes(num_copies: int, num_learners: int, sizes: Sequence[int] | None = None) -> tuple[Scope, ...]:
-    """The range of copies of each learner. sizes: how many copies each has (None: equal shares, the remainder to the last).
+    """The range of copies of each learner. sizes: how many copies each has (None: equal shares, the remainder to the
+    last).
 
     Raises UserError when there is no learner, more learners than copies, or when sizes do not fit.
     """
@@ -196,5 +207,8 @@ def resolve_scopes(num_copies: int, num_learners: int, sizes: Sequence[int] | No
     if any(type(size) is not int or size < 1 for size in sizes):
         raise UserError(f"scopes: got {list(sizes)}, expected integers >= 1")
     if sum(sizes) != num_copies:
-        raise UserError(f"scopes: got {list(sizes)}, which is {sum(sizes)} copies, expected a sum of {num_copies}, as many as there are")
+        raise UserError(
+            f"scopes: got {list(sizes)}, which is {sum(sizes)} copies, expected a sum of {num_copies}, as many as"
+            " there are"
+        )
     return tuple(pairwise(accumulate(sizes, initial=0)))

@@ -1,10 +1,11 @@
 """One timestep of learners and environments, and all the state between two of them: what every driver is made of.
 
 Decisions that matter here:
-- there is one loop body, `Core.advance`, for training and evaluation, for one learner and many; drivers only say how often it runs, and
-  where. So sequential, parallel and step drivers cannot come apart;
+- there is one loop body, `Core.advance`, for training and evaluation, for one learner and many; drivers only say how
+  often it runs, and where. So sequential, parallel and step drivers cannot come apart;
 - the order is: every learner's pre_interaction, every learner's act, every environment's step, render, every learner's
-  record_transition, every learner's infos, every learner's post_interaction, learners in their order. A learner sees its own copies alone;
+  record_transition, every learner's infos, every learner's post_interaction, learners in their order. A learner sees
+  its own copies alone;
 - env steps count transitions: steps that only begin an episode are none.
 """
 
@@ -29,7 +30,8 @@ def nothing(told: Any) -> None:
 
 @dataclass(frozen=True)
 class Reports:
-    """on_row gets the figures of every `write_interval` timesteps, on_checkpoint the timestep at every `checkpoint_interval` (0: never)."""
+    """on_row gets the figures of every `write_interval` timesteps, on_checkpoint the timestep at every
+    `checkpoint_interval` (0: never)."""
 
     write_interval: int = 0
     on_row: Callable[[Row], None] = nothing
@@ -66,8 +68,9 @@ class Pending:
 
 @dataclass
 class Learner:
-    """An agent and its copies. scope: its rows within its environment. statistics: of its episodes. tracker: where the environment's
-    infos go (None: to the agent, among its own figures; in evaluation they are not mixed with those of training)."""
+    """An agent and its copies. scope: its rows within its environment. statistics: of its episodes. tracker: where the
+    environment's infos go (None: to the agent, among its own figures; in evaluation they are not mixed with those of
+    training)."""
 
     name: str
     agent: Agent
@@ -107,7 +110,9 @@ class Part:
         """Step the environment."""
         led_to, reward, terminated, truncated, valid, infos = self.copies.step(self._actions)
         after = None if self._states is None else self.copies.state_led_to()
-        self._transition = Transition(self._before, self._actions, reward, led_to, terminated, truncated, valid, infos, self._states, after)
+        self._transition = Transition(
+            self._before, self._actions, reward, led_to, terminated, truncated, valid, infos, self._states, after
+        )
 
     def record(self, timestep: int, timesteps: int) -> None:
         """Hand every learner its rows."""
@@ -134,7 +139,17 @@ class Part:
         return self._transition
 
 
-_ROWS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "valid", "states", "next_states")
+_ROWS = (
+    "observations",
+    "actions",
+    "rewards",
+    "next_observations",
+    "terminated",
+    "truncated",
+    "valid",
+    "states",
+    "next_states",
+)
 
 
 def slice_of(whole: Transition, start: int, stop: int) -> Transition:
@@ -146,7 +161,8 @@ def slice_of(whole: Transition, start: int, stop: int) -> Transition:
 
 
 class Core:
-    """Learners in the middle of their episodes. timestep: how many were made. parts: environments with their learners."""
+    """Learners in the middle of their episodes. timestep: how many were made. parts: environments with their
+    learners."""
 
     def __init__(self, parts: Sequence[Part], settings: DriverSettings, seed: int) -> None:
         self.parts, self.settings, self.seed = list(parts), settings, seed
@@ -188,7 +204,8 @@ class Core:
         self.resets += 1
 
     def advance(self, explore: bool = True, timestep: int | None = None, timesteps: int | None = None) -> None:
-        """One timestep of all learners. timestep, timesteps: what they are told (None: the counter, the settings' total)."""
+        """One timestep of all learners. timestep, timesteps: what they are told (None: the counter, the settings'
+        total)."""
         at = self.timestep if timestep is None else timestep
         total = self.settings.timesteps if timesteps is None else timesteps
         parts, learners, times = self.parts, self.learners, self._times
@@ -239,9 +256,11 @@ class Core:
         self._times = [0.0, 0.0, 0.0]
 
     def evaluate(self, timesteps: int, parts: Sequence[Part] | None = None) -> dict[str, float]:
-        """Figures `LEARNER/...` of the agents as they are, over so many timesteps from fresh episodes; nothing is learned.
+        """Figures `LEARNER/...` of the agents as they are, over so many timesteps from fresh episodes; nothing is
+        learned.
 
-        parts: other environments for the same agents; without, this one's own are used, and training continues from fresh episodes.
+        parts: other environments for the same agents; without, this one's own are used, and training continues from
+        fresh episodes.
         """
         core = evaluation_core(self, parts)
         for learner in core.learners:
@@ -281,7 +300,10 @@ class Core:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`. Environments without snapshots begin new episodes, and learners are told."""
         if len(state["agents"]) != len(self.learners) or len(state["parts"]) != len(self.parts):
-            raise UserError(f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.learners)} as the settings say")
+            raise UserError(
+                f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.learners)} as the"
+                " settings say"
+            )
         self.timestep, self.resets = int(state["timestep"]), int(state["resets"])
         for learner, statistics, agent in zip(self.learners, state["statistics"], state["agents"], strict=True):
             learner.statistics.load_state_dict(statistics)
@@ -305,12 +327,18 @@ def evaluation_core(core: Core, parts: Sequence[Part] | None = None) -> Core:
     """The same agents in the same environments (or in those of `parts`), with counts of its own."""
     made = []
     for part in core.parts if parts is None else parts:
-        made.append(Part(part.copies, [Learner(learner.name, learner.agent, learner.scope, Tracker()) for learner in part.learners]))
+        made.append(
+            Part(
+                part.copies,
+                [Learner(learner.name, learner.agent, learner.scope, Tracker()) for learner in part.learners],
+            )
+        )
     return Core(made, core.settings, core.seed)
 
 
 Environment = Any
-"""A `Recipe`, `EnvironmentSettings`, or an environment with Gymnasium's vector interface, which its learners then share."""
+"""A `Recipe`, `EnvironmentSettings`, or an environment with Gymnasium's vector interface, which its learners then
+share."""
 
 
 def as_recipe(environment: Environment) -> Recipe | None:
@@ -323,21 +351,29 @@ def as_recipe(environment: Environment) -> Recipe | None:
 def learners_and_scopes(
     environment: Environment, agents: Agent | Sequence[Agent], scopes: Sequence[int] | None, names: Sequence[str] | None
 ) -> tuple[list[Agent], tuple[Scope, ...], list[str]]:
-    """(agents, the range of copies of each, the name of each). Raises UserError where they do not fit; see `resolve_scopes`."""
+    """(agents, the range of copies of each, the name of each). Raises UserError where they do not fit; see
+    `resolve_scopes`."""
     listed = list(agents) if isinstance(agents, Sequence) else [agents]
     recipe = as_recipe(environment)
     found = resolve_scopes(recipe.num_copies if recipe else num_copies_of(environment), len(listed), scopes)
     chosen = list(names) if names is not None else [f"learner_{place}" for place in range(len(listed))]
     if len(chosen) != len(listed) or len(set(chosen)) != len(chosen):
-        raise UserError(f"learners: got the names {', '.join(chosen)} for {len(listed)}, expected a different one for each")
+        raise UserError(
+            f"learners: got the names {', '.join(chosen)} for {len(listed)}, expected a different one for each"
+        )
     for name, agent, (start, stop) in zip(chosen, listed, found, strict=True):
         own = getattr(agent, "num_copies", stop - start)
         if own != stop - start:
-            raise UserError(f"learners: {name} is made for {own} copies and gets {stop - start}, make it for as many as its scope has")
+            raise UserError(
+                f"learners: {name} is made for {own} copies and gets {stop - start}, make it for as many as its"
+                " scope has"
+            )
     return listed, found, chosen
 
 
-def make_parts(environment: Environment, agents: Sequence[Agent], scopes: Sequence[Scope], names: Sequence[str]) -> list[Part]:
+def make_parts(
+    environment: Environment, agents: Sequence[Agent], scopes: Sequence[Scope], names: Sequence[str]
+) -> list[Part]:
     """One environment that all share, or one for each learner."""
     recipe = as_recipe(environment)
     learners = [Learner(name, agent, scope) for name, agent, scope in zip(names, agents, scopes, strict=True)]

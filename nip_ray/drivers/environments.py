@@ -1,16 +1,19 @@
 """Environments of many copies, and the truth about where their episodes begin and end.
 
 Decisions that matter here:
-- Gymnasium's vector environments begin a new episode in the step after the last by default: that step ignores its action, pays nothing
-  and shows the new episode's first observation. It is no transition, and is marked so. Where they begin again in the same step, the
-  last observation stands in the infos, and is put where it belongs. Where they do not begin again, we tell them to;
-- copies that Gymnasium steps one by one are seeded one by one, by their place among all copies of all learners: a learner's slice plays
-  the same episodes whether it is an environment of its own or part of a larger one. A vector form has one stream for all its copies;
-- which actions are legal may stand in a Dict observation or, as Gymnasium's own environments have it, in the infos; from there it is put
-  into the observations, so that what is legal travels with what was seen. A copy whose infos have no mask may do anything: Gymnasium
-  fills its row with zeros, and says in a second array ("_action_mask") whose rows count. A copy that may do nothing ends the run;
-- learners that do not share an environment have one each. Nothing then passes between them, and a driver may put each into a process of
-  its own, without a word per timestep.
+- Gymnasium's vector environments begin a new episode in the step after the last by default: that step ignores its
+  action, pays nothing and shows the new episode's first observation. It is no transition, and is marked so. Where they
+  begin again in the same step, the last observation stands in the infos, and is put where it belongs. Where they do not
+  begin again, we tell them to;
+- copies that Gymnasium steps one by one are seeded one by one, by their place among all copies of all learners: a
+  learner's slice plays the same episodes whether it is an environment of its own or part of a larger one. A vector form
+  has one stream for all its copies;
+- which actions are legal may stand in a Dict observation or, as Gymnasium's own environments have it, in the infos;
+  from there it is put into the observations, so that what is legal travels with what was seen. A copy whose infos have
+  no mask may do anything: Gymnasium fills its row with zeros, and says in a second array ("_action_mask") whose rows
+  count. A copy that may do nothing ends the run;
+- learners that do not share an environment have one each. Nothing then passes between them, and a driver may put each
+  into a process of its own, without a word per timestep.
 """
 
 import difflib
@@ -36,9 +39,9 @@ from nip_ray.settings.drivers import EnvironmentSettings
 class Recipe:
     """How to make an environment, here or in another process (so it must pickle).
 
-    make: from a number of copies to an environment with Gymnasium's vector interface. num_copies: of all learners together.
-    shared: one environment for all learners; else each has one of its own, of as many copies as its scope has. divisible: where it is
-    shared, evaluation may still give each learner one of its own.
+    make: from a number of copies to an environment with Gymnasium's vector interface. num_copies: of all learners
+    together. shared: one environment for all learners; else each has one of its own, of as many copies as its scope
+    has. divisible: where it is shared, evaluation may still give each learner one of its own.
     """
 
     make: Callable[[int], Any]
@@ -53,7 +56,8 @@ def recipe_of(settings: EnvironmentSettings) -> Recipe:
 
 
 def make_environment(settings: EnvironmentSettings, num_copies: int) -> gymnasium.vector.VectorEnv:
-    """The environment in so many copies. Raises UserError for one that does not exist, cannot be made, or cannot begin again as asked."""
+    """The environment in so many copies. Raises UserError for one that does not exist, cannot be made, or cannot begin
+    again as asked."""
     mode = AutoresetMode[settings.autoreset.upper()]
     kind = _vectorization(settings)
     _check_options(settings, kind)
@@ -68,7 +72,8 @@ def make_environment(settings: EnvironmentSettings, num_copies: int) -> gymnasiu
         made.close()
         can = found.name.lower()
         raise UserError(
-            f"environment.autoreset: got {settings.autoreset}, but {settings.id} as {kind} can only {can}; try vectorization: sync"
+            f"environment.autoreset: got {settings.autoreset}, but {settings.id} as {kind} can only {can}; try"
+            " vectorization: sync"
         )
     return made
 
@@ -84,14 +89,21 @@ def _vectorization(settings: EnvironmentSettings) -> str:
         hint = f"did you mean {near[0]}?" if near else "expected one that Gymnasium knows, as CartPole-v1, or MODULE:ID"
         raise UserError(f"environment.id: got {settings.id}, {hint}") from error
     if settings.vectorization == "auto":
-        return "vector_entry_point" if spec.vector_entry_point is not None and settings.autoreset == "next_step" else "sync"
+        return (
+            "vector_entry_point"
+            if spec.vector_entry_point is not None and settings.autoreset == "next_step"
+            else "sync"
+        )
     if settings.vectorization == "vector_entry_point" and spec.vector_entry_point is None:
-        raise UserError(f"environment.vectorization: {settings.id} has no vector form of its own; expected one of auto, sync, async")
+        raise UserError(
+            f"environment.vectorization: {settings.id} has no vector form of its own; expected one of auto, sync, async"
+        )
     return settings.vectorization
 
 
 def _check_options(settings: EnvironmentSettings, kind: str) -> None:
-    """Refuse an argument that the environment does not take: an environment that fails half-made complains again when it is deleted."""
+    """Refuse an argument that the environment does not take: an environment that fails half-made complains again when
+    it is deleted."""
     spec = gymnasium.spec(settings.id.rpartition(":")[2])
     creator = spec.vector_entry_point if kind == "vector_entry_point" else spec.entry_point
     if not settings.options or creator is None:
@@ -109,18 +121,20 @@ def _check_options(settings: EnvironmentSettings, kind: str) -> None:
 
 
 def num_copies_of(env: Any) -> int:
-    """How many copies `env` has. Raises UserError for an environment of one, which has no batch of anything to drive."""
+    """How many copies `env` has. Raises UserError for an environment of one, which has no batch of anything to
+    drive."""
     if not isinstance(getattr(env, "num_envs", None), int | np.integer):
         what = getattr(getattr(env, "spec", None), "id", None) or type(env).__name__
         raise UserError(
-            f"environment: {what} is a single environment without copies (it has no num_envs), expected a vector environment, "
-            "as gymnasium.make_vec makes, or EnvironmentSettings"
+            f"environment: {what} is a single environment without copies (it has no num_envs), expected a vector"
+            " environment, as gymnasium.make_vec makes, or EnvironmentSettings"
         )
     return int(env.num_envs)
 
 
 def copies_of(env: Any, first: int = 0) -> Any:
-    """`env` as drivers step it: `Copies` of it, or itself where it has their interface (it then has `placed`). first: see `Copies`."""
+    """`env` as drivers step it: `Copies` of it, or itself where it has their interface (it then has `placed`). first:
+    see `Copies`."""
     num_copies_of(env)
     return env.placed(first) if hasattr(env, "placed") else Copies(env, first)
 
@@ -128,9 +142,10 @@ def copies_of(env: Any, first: int = 0) -> Any:
 class Copies:
     """An environment of n copies that is in the middle of n episodes.
 
-    env: any object with Gymnasium's vector interface; with several players its observations, rewards and ends are mappings of players.
-    first: place of its first copy among all copies. observations: what the copies show now; where the environment's infos have an
-    "action_mask", {"observation": what they show, "action_mask": (n, actions) bool}. A tuple's parts are a mapping of "0", "1", ...
+    env: any object with Gymnasium's vector interface; with several players its observations, rewards and ends are
+    mappings of players. first: place of its first copy among all copies. observations: what the copies show now; where
+    the environment's infos have an "action_mask", {"observation": what they show, "action_mask": (n, actions) bool}. A
+    tuple's parts are a mapping of "0", "1", ...
     """
 
     def __init__(self, env: Any, first: int = 0) -> None:
@@ -139,7 +154,8 @@ class Copies:
         self.mode: AutoresetMode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.observations: Any = None
         self._newest: Any = None  # what the environment gave last, as it gave it
-        self._choices: tuple[int, ...] | None = None  # shape of a copy's mask in the infos (None: there was none so far)
+        # shape of a copy's mask in the infos (None: there was none so far)
+        self._choices: tuple[int, ...] | None = None
         self.over: np.ndarray | None = None  # (n,) bool: the next step of these begins an episode (None: of none)
         self._state = getattr(env, "state", None)
         self._last_state: Any = None  # before a reset within the newest step (None: there was none)
@@ -160,11 +176,13 @@ class Copies:
         return self._state() if callable(self._state) else None
 
     def state_led_to(self) -> Any:
-        """The global state that the newest step led to; of copies that the environment resets in the same step, that after its reset."""
+        """The global state that the newest step led to; of copies that the environment resets in the same step, that
+        after its reset."""
         return self.state() if self._last_state is None else self._last_state
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
-        """(what the actions led to, rewards, terminated, truncated, valid, infos), as `Transition` has them; `observations` moves on."""
+        """(what the actions led to, rewards, terminated, truncated, valid, infos), as `Transition` has them;
+        `observations` moves on."""
         shown, reward, terminated, truncated, infos = self.env.step(actions)
         if shown is self._newest:
             raise TrainingError("the environment gives the same array in every step; make it with copy=True")
@@ -189,7 +207,8 @@ class Copies:
         return led_to, reward, terminated, truncated, valid, infos
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the copies stand, in values that a checkpoint holds; nothing where the environment has no `state_dict`."""
+        """Where the copies stand, in values that a checkpoint holds; nothing where the environment has no
+        `state_dict`."""
         own = getattr(self.env, "state_dict", None)
         return {"state": own(), "observations": self.observations, "over": self.over} if callable(own) else {}
 
@@ -212,7 +231,9 @@ class Copies:
         try:
             return self.env.render()
         except gymnasium.error.Error as error:
-            raise UserError(f"driver.headless: got false, but nothing can be drawn ({' '.join(str(error).split())[:200]})") from error
+            raise UserError(
+                f"driver.headless: got false, but nothing can be drawn ({' '.join(str(error).split())[:200]})"
+            ) from error
 
     def close(self) -> None:
         """End the environment."""
@@ -234,7 +255,8 @@ class Copies:
         if MASK not in infos:
             return all_legal
         given, present_B = infos[MASK], infos.get(f"_{MASK}")
-        if isinstance(given, np.ndarray) and given.dtype.kind == "O":  # masks that are lists: a row each, None where there is none
+        # masks that are lists: a row each, None where there is none
+        if isinstance(given, np.ndarray) and given.dtype.kind == "O":
             given = [legal if row is None else row for row, legal in zip(given, all_legal, strict=True)]
         legal = np.array(given, dtype=bool)
         return legal if present_B is None else replaced_rows(all_legal, np.asarray(present_B), legal)
@@ -263,7 +285,8 @@ class Copies:
 
 
 def _as_mappings(shown: Any) -> Any:
-    """What the copies show with tuples as mappings of "0", "1", ...: one kind of tree is enough for whoever reads it."""
+    """What the copies show with tuples as mappings of "0", "1", ...: one kind of tree is enough for whoever reads
+    it."""
     if isinstance(shown, tuple):
         shown = {str(place): part for place, part in enumerate(shown)}
     return {name: _as_mappings(part) for name, part in shown.items()} if isinstance(shown, Mapping) else shown

@@ -1,12 +1,13 @@
 """Copies of a protocol of ours as an environment for drivers, and the experiment that a runner file names.
 
 Decisions that matter here:
-- a timestep is one round of every copy. Copies play in batches: whose episode has ended waits, and makes no transitions, until all of
-  its batch have ended; then all begin again. So a batch is what the core calls a rollout, of whole episodes;
-- what is shown are ids and tokens, not what agents make of them: learners have the scenario, and rebuild observations as they do
-  elsewhere. It is the same for games with positions, which follow from tokens;
-- batch k of all copies of all learners plays the episodes that a run's iteration k plays, and a learner's slice of them is the same in
-  an environment of its own and in one that all share. Evaluation plays held-out instances;
+- a timestep is one round of every copy. Copies play in batches: whose episode has ended waits, and makes no
+  transitions, until all of its batch have ended; then all begin again. So a batch is what the core calls a rollout, of
+  whole episodes;
+- what is shown are ids and tokens, not what agents make of them: learners have the scenario, and rebuild observations
+  as they do elsewhere. It is the same for games with positions, which follow from tokens;
+- batch k of all copies of all learners plays the episodes that a run's iteration k plays, and a learner's slice of them
+  is the same in an environment of its own and in one that all share. Evaluation plays held-out instances;
 - a state is ids and tokens, too: what was said is played again.
 """
 
@@ -45,11 +46,12 @@ TRAIN, TEST = "train", "test"
 class ProtocolCopies:
     """n copies of a scenario's protocol, with the interface of `nip_ray.drivers.environments.Copies`.
 
-    first, total: the place of its first copy among the copies of all learners, and how many those are. observations: what the copies
-    show, n rows of "id", "seed", "round" (int64), "over", "cut" (bool), "verdict" (int64), "turn" (agent -> bool), "main" (R, A, C, M),
-    "decision" (R, A) and, where there is one, "linear" (R, A, C, M).
+    first, total: the place of its first copy among the copies of all learners, and how many those are. observations:
+    what the copies show, n rows of "id", "seed", "round" (int64), "over", "cut" (bool), "verdict" (int64), "turn"
+    (agent -> bool), "main" (R, A, C, M), "decision" (R, A) and, where there is one, "linear" (R, A, C, M).
 
-    Actions are agent -> {"message", "linear", "decision"}, a row a copy, whatever its turn; under zero knowledge also "similarity" (n,).
+    Actions are agent -> {"message", "linear", "decision"}, a row a copy, whatever its turn; under zero knowledge also
+    "similarity" (n,).
     """
 
     def __init__(self, scenario: Scenario, num_copies: int, total: int | None = None) -> None:
@@ -68,7 +70,8 @@ class ProtocolCopies:
         return self
 
     def reset(self, seed: int, *purpose: str | int) -> None:
-        """Begin a new batch: of held-out instances, from the first on, where the purpose is "evaluation", else the next of training."""
+        """Begin a new batch: of held-out instances, from the first on, where the purpose is "evaluation", else the next
+        of training."""
         self._seed, self._split = seed, TEST if purpose[:1] == ("evaluation",) else TRAIN
         if self._split == TEST:
             self._batches[TEST] = 0
@@ -96,7 +99,9 @@ class ProtocolCopies:
         infos: dict[str, Any] = {}
         if bool(over_B.any()) and self.protocol.verifier is not None:
             found = shares(self.protocol, play.decision_B.numpy(), state.y_B.numpy(), state.seed_B.numpy())
-            infos["outcomes"] = {f"verifier/{name}": np.where(of_B, hit_B.astype(float), np.nan) for name, (hit_B, of_B) in found.items()}
+            infos["outcomes"] = {
+                f"verifier/{name}": np.where(of_B, hit_B.astype(float), np.nan) for name, (hit_B, of_B) in found.items()
+            }
         valid = None if bool(open_B.all()) else open_B.numpy()
         self.observations = led_to = self._shown()
         if play.finished:
@@ -113,8 +118,18 @@ class ProtocolCopies:
         """Where the copies stand, in values that a checkpoint holds; None where they have not begun."""
         if self.observations is None:
             return None
-        said = {name: np.array(self.observations[name]) for name in ("main", "linear", "decision") if name in self.observations}
-        return {"seed": self._seed, "split": self._split, "batches": dict(self._batches), "round": self._play.round, **said}
+        said = {
+            name: np.array(self.observations[name])
+            for name in ("main", "linear", "decision")
+            if name in self.observations
+        }
+        return {
+            "seed": self._seed,
+            "split": self._split,
+            "batches": dict(self._batches),
+            "round": self._play.round,
+            **said,
+        }
 
     def restore(self, stored: Mapping[str, Any] | None) -> bool:
         """The inverse of `snapshot`: whether the copies are again in the episodes that they were in."""
@@ -124,7 +139,9 @@ class ProtocolCopies:
         self._batches = {split: int(count) for split, count in stored["batches"].items()}
         self._batches[self._split] -= 1
         self._begin()
-        said = {name: torch.from_numpy(arrays(stored[name])) for name in ("main", "linear", "decision") if name in stored}
+        said = {
+            name: torch.from_numpy(arrays(stored[name])) for name in ("main", "linear", "decision") if name in stored
+        }
         for r in range(int(stored["round"])):
             self._play_again(said, r)
         self.observations = self._shown()
@@ -177,14 +194,18 @@ class ProtocolCopies:
 
 
 def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None = None) -> ExperimentConfig:
-    """The config that settings name, with their changes; `stored` instead: a file that a run's folder keeps, changes and all.
+    """The config that settings name, with their changes; `stored` instead: a file that a run's folder keeps, changes
+    and all.
 
     Raises UserError for a config that is none, or one of language models.
     """
     named = settings.config, settings.changes
     found = load_config(*named, checked=False) if stored is None else load_config(stored, checked=False, of_run=True)
     if not isinstance(found, ExperimentConfig):
-        raise UserError(f"environment.config: {settings.config} is about language models, expected an experiment of agents with networks")
+        raise UserError(
+            f"environment.config: {settings.config} is about language models, expected an experiment of agents with"
+            " networks"
+        )
     return with_absolute_paths(found) if stored is None else found
 
 
@@ -208,18 +229,24 @@ def own_experiment(experiment: ExperimentConfig, changes: Sequence[str], where: 
     try:
         data = apply_overrides(plain(experiment), changes)
         if isinstance(data["algorithm"], dict) and data["algorithm"].get("name") != experiment.algorithm.name:
-            data = apply_overrides(data | {"algorithm": _shared_settings(experiment, data["algorithm"].get("name"))}, changes)
+            data = apply_overrides(
+                data | {"algorithm": _shared_settings(experiment, data["algorithm"].get("name"))}, changes
+            )
         found = config_from_dict(data)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     assert isinstance(found, ExperimentConfig)
     if _alone_agent(found) != _alone_agent(experiment):
-        raise UserError(f"{where}: solo training is a protocol of its own, put algorithm.name and algorithm.agent into environment.changes")
+        raise UserError(
+            f"{where}: solo training is a protocol of its own, put algorithm.name and algorithm.agent into"
+            " environment.changes"
+        )
     return found
 
 
 def _shared_settings(experiment: ExperimentConfig, name: Any) -> dict[str, Any]:
-    """What the experiment's settings of its algorithm say that those of the algorithm `name` can say, too: same key, possible value."""
+    """What the experiment's settings of its algorithm say that those of the algorithm `name` can say, too: same key,
+    possible value."""
     kinds = {tag_of(kind): kind for kind in branches(ExperimentConfig.model_fields["algorithm"].annotation)}
     if name not in kinds:
         return {"name": name}
@@ -237,8 +264,11 @@ def _alone_agent(experiment: ExperimentConfig) -> str | None:
     return str(getattr(experiment.algorithm, "agent")) if experiment.algorithm.name == "solo" else None  # noqa: B009
 
 
-def experiment_agents(settings: RunnerSettings, experiment: ExperimentConfig, scopes: Sequence[Scope], fresh: bool) -> list[Agent]:
-    """The learners of a runner file, each for its scope. fresh: with the first weights that their configs name (else they get a state).
+def experiment_agents(
+    settings: RunnerSettings, experiment: ExperimentConfig, scopes: Sequence[Scope], fresh: bool
+) -> list[Agent]:
+    """The learners of a runner file, each for its scope. fresh: with the first weights that their configs name (else
+    they get a state).
 
     The first learner's seed is the runner's, so that alone it is the learner of `nip-ray train`.
     Raises UserError for changes and weights that do not fit.
@@ -279,7 +309,8 @@ def _put_first_weights(agent: Any, experiment: ExperimentConfig, storage: Path) 
 
 
 def alone(experiment: ExperimentConfig, seed: int, num_copies: int) -> ExperimentConfig:
-    """The experiment for a learner that plays and learns where it stands: its own seed and copies, no processes of its own."""
+    """The experiment for a learner that plays and learns where it stands: its own seed and copies, no processes of its
+    own."""
     play = replace(experiment.play, num_copies=num_copies, num_env_runners=0, max_staleness=0)
     learners = replace(experiment.learners, num_learners=0)
     return experiment.model_copy(update={"seed": seed, "play": play, "learners": learners})

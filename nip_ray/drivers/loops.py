@@ -1,8 +1,10 @@
 """The loops in this process: all timesteps at once, one at a time, or spelled out to be copied.
 
 Decisions that matter here:
-- learners act one after the other within each timestep, by `Core.advance`: a driver only says how often it runs, and where;
-- `train_by_hand` does the same call by call, with public pieces, for one learner and its copies: what to copy when no driver fits.
+- learners act one after the other within each timestep, by `Core.advance`: a driver only says how often it runs, and
+  where;
+- `train_by_hand` does the same call by call, with public pieces, for one learner and its copies: what to copy when no
+  driver fits.
 """
 
 import atexit
@@ -37,9 +39,9 @@ Step = tuple[Any, Any, Any, Any, Any]
 class SequentialDriver:
     """Trains and evaluates learners in this process.
 
-    environment: settings, a recipe (each learner then has an environment of its own, unless it is shared), or a vector environment.
-    agents: one or several. scopes: numbers of copies (None: equal shares, the remainder to the last). names: begin their figures' keys.
-    Raises UserError where they do not fit.
+    environment: settings, a recipe (each learner then has an environment of its own, unless it is shared), or a vector
+    environment. agents: one or several. scopes: numbers of copies (None: equal shares, the remainder to the last).
+    names: begin their figures' keys. Raises UserError where they do not fit.
     """
 
     def __init__(
@@ -86,12 +88,12 @@ class SequentialDriver:
             self.core.train(end, replace(reports, on_row=told))
 
     def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
-        """Figures `LEARNER/...` over so many timesteps from fresh episodes; nothing is learned, and actions are greedy unless the
-        settings say otherwise.
+        """Figures `LEARNER/...` over so many timesteps from fresh episodes; nothing is learned, and actions are greedy
+        unless the settings say otherwise.
 
-        With an environment that can be made again, in copies of its own (`num_copies` each, None: as many as in training), in one
-        environment of all these where it is shared and cannot be split; else in those of training, which continues with fresh episodes
-        afterwards.
+        With an environment that can be made again, in copies of its own (`num_copies` each, None: as many as in
+        training), in one environment of all these where it is shared and cannot be split; else in those of training,
+        which continues with fresh episodes afterwards.
         """
         parts = self._evaluation_parts(num_copies)
         try:
@@ -106,7 +108,11 @@ class SequentialDriver:
             return None
         named = list(zip(self.agents, self.scopes, self.names, strict=True))
         if recipe.shared and not recipe.divisible:
-            scopes = self.scopes if num_copies is None else tuple((i * num_copies, (i + 1) * num_copies) for i in range(len(named)))
+            scopes = (
+                self.scopes
+                if num_copies is None
+                else tuple((i * num_copies, (i + 1) * num_copies) for i in range(len(named)))
+            )
             return make_parts(replace(recipe, num_copies=scopes[-1][1]), self.agents, scopes, self.names)
         return [own_part(recipe, agent, scope, name, num_copies) for agent, scope, name in named]
 
@@ -152,14 +158,16 @@ class StepDriver(SequentialDriver):
     def step(self, timestep: int | None = None, timesteps: int | None = None) -> Step:
         """One timestep of training: (observations, rewards, terminated, truncated, infos) as the environment gave them.
 
-        timestep, timesteps: what learners are told (None: the counter, the settings' total). Environments that learners do not share
-        give one list of infos, in the learners' order.
+        timestep, timesteps: what learners are told (None: the counter, the settings' total). Environments that learners
+        do not share give one list of infos, in the learners' order.
         """
         self._switch(True)
         self.core.advance(True, timestep, timesteps)
         if self._report is None:
             quiet = not self.settings.progress_bar
-            self._report = self._open.enter_context(progress_line("", self.timestep, self.settings.timesteps, quiet, "timestep"))
+            self._report = self._open.enter_context(
+                progress_line("", self.timestep, self.settings.timesteps, quiet, "timestep")
+            )
         if self.timestep % _STEPS_PER_REPORT == 0 or self.timestep == self.settings.timesteps:
             self._report(self.timestep, {})
         return self._newest(self.core)
@@ -202,8 +210,16 @@ class StepDriver(SequentialDriver):
     def _newest(self, core: Core) -> Step:
         whole = [part.transition for part in core.parts]
         shown = stack([part.copies.observations for part in core.parts])
-        rewards, terminated, truncated = (stack([getattr(one, name) for one in whole]) for name in ("rewards", "terminated", "truncated"))
-        return shown, rewards, terminated, truncated, whole[0].infos if len(whole) == 1 else [one.infos for one in whole]
+        rewards, terminated, truncated = (
+            stack([getattr(one, name) for one in whole]) for name in ("rewards", "terminated", "truncated")
+        )
+        return (
+            shown,
+            rewards,
+            terminated,
+            truncated,
+            whole[0].infos if len(whole) == 1 else [one.infos for one in whole],
+        )
 
 
 def train_by_hand(
@@ -220,8 +236,9 @@ def train_by_hand(
 ) -> None:
     """Train `agent` on all of `copies` from timestep `start` to `stop` (None: the end) of `timesteps`.
 
-    Fresh copies play the episodes that a sequential driver with this seed would play. statistics: of their episodes. environment_info:
-    where the numbers stand in the environment's infos that the agent tracks. render_interval: timesteps between two pictures (None: none).
+    Fresh copies play the episodes that a sequential driver with this seed would play. statistics: of their episodes.
+    environment_info: where the numbers stand in the environment's infos that the agent tracks. render_interval:
+    timesteps between two pictures (None: none).
     """
     agent.enable_training_mode(True)
     if copies.observations is None:
@@ -232,7 +249,9 @@ def train_by_hand(
         actions = agent.act(observations, timestep, timesteps, states=states)
         led_to, rewards, terminated, truncated, valid, infos = copies.step(actions)
         next_states = None if states is None else copies.state_led_to()
-        transition = Transition(observations, actions, rewards, led_to, terminated, truncated, valid, infos, states, next_states)
+        transition = Transition(
+            observations, actions, rewards, led_to, terminated, truncated, valid, infos, states, next_states
+        )
         if render_interval is not None and timestep % render_interval == 0:
             copies.render()
         agent.record_transition(transition, timestep, timesteps)
@@ -250,7 +269,9 @@ class ManualDriver(SequentialDriver):
         """As `SequentialDriver.train`, without a progress bar. Raises UserError where learners share an environment."""
         core, settings, total = self.core, self.settings, self.settings.timesteps
         if any(len(part.learners) > 1 for part in core.parts):
-            raise UserError("driver: by hand an environment has one learner; use the sequential driver for learners that share one")
+            raise UserError(
+                "driver: by hand an environment has one learner; use the sequential driver for learners that share one"
+            )
         end = total if until is None else min(until, total)
         core.enable_training(True)
         core.mark_time()

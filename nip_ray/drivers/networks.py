@@ -1,4 +1,5 @@
-"""Small multi-layer perceptrons, and what a policy's numbers mean: a categorical over actions, or a normal distribution."""
+"""Small multi-layer perceptrons, and what a policy's numbers mean: a categorical over actions, or a normal
+distribution."""
 
 import math
 from typing import Any, cast
@@ -14,8 +15,9 @@ from nip_ray.settings.drivers import NetworkSettings
 
 
 class TanhNetwork(nn.Sequential):
-    """Linear layers with tanh between, computed by logistic functions: tanh(x) = 2 sigmoid(2x) - 1, whose factors and offset are put into
-    the weights. Torch's tanh costs about as much as all matrix products of a small network, a logistic function a tenth of that."""
+    """Linear layers with tanh between, computed by logistic functions: tanh(x) = 2 sigmoid(2x) - 1, whose factors and
+    offset are put into the weights. Torch's tanh costs about as much as all matrix products of a small network, a
+    logistic function a tenth of that."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, width in) -> (n, width out), up to rounding what the layers give one after the other."""
@@ -29,8 +31,11 @@ class TanhNetwork(nn.Sequential):
         return nn.functional.linear(x, 2 * others[-1].weight, others[-1].bias - others[-1].weight.sum(1))
 
 
-def mlp(width_in: int, width_out: int, settings: NetworkSettings, gain: float, generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with activations between; orthogonal weights (gain sqrt 2, and `gain` in the last layer), biases 0."""
+def mlp(
+    width_in: int, width_out: int, settings: NetworkSettings, gain: float, generator: torch.Generator
+) -> nn.Sequential:
+    """Linear layers with activations between; orthogonal weights (gain sqrt 2, and `gain` in the last layer), biases
+    0."""
     layers: list[nn.Module] = []
     width, tanh = width_in, settings.activation == "tanh"
     for hidden in settings.hidden:
@@ -78,7 +83,8 @@ class DiscreteHead:
 
 
 class NormalHead:
-    """Means of k independent normal distributions; actions are clipped to their bounds on their way to the environment, not in learning."""
+    """Means of k independent normal distributions; actions are clipped to their bounds on their way to the environment,
+    not in learning."""
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         self.shape, self.dtype = space.shape, np.float32
@@ -112,4 +118,6 @@ def head_for(space: Any) -> DiscreteHead | NormalHead:
         return DiscreteHead(space)
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype or float, np.floating):
         return NormalHead(space)
-    raise UserError(f"environment: its actions are a {type(space).__name__}, expected a Discrete space or a Box of real numbers")
+    raise UserError(
+        f"environment: its actions are a {type(space).__name__}, expected a Discrete space or a Box of real numbers"
+    )

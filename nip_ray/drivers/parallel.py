@@ -1,12 +1,14 @@
 """Each learner in a process of its own, a Ray actor.
 
 Decisions that matter here:
-- learners that have environments of their own take them along: nothing crosses processes between two rows of metrics, and what a learner
-  computes is what it would compute in the sequential driver, number for number;
-- learners that share an environment (one that cannot be split) act in lock-step: the environment stays here, and per timestep and learner
-  one message goes out, with all that has happened since the last, and one comes back, with actions;
-- nothing is lost when they end: weights, optimizers, replay, statistics and episodes in flight come back, and the agents that were given
-  to the driver have learned what their doubles did. Its checkpoints are those of the sequential driver.
+- learners that have environments of their own take them along: nothing crosses processes between two rows of metrics,
+  and what a learner computes is what it would compute in the sequential driver, number for number;
+- learners that share an environment (one that cannot be split) act in lock-step: the environment stays here, and per
+  timestep and learner one message goes out, with all that has happened since the last, and one comes back, with
+  actions;
+- nothing is lost when they end: weights, optimizers, replay, statistics and episodes in flight come back, and the
+  agents that were given to the driver have learned what their doubles did. Its checkpoints are those of the sequential
+  driver.
 """
 
 import atexit
@@ -46,12 +48,16 @@ class ParallelDriver(SequentialDriver):
         try:
             _answers([seat.call("hold", agent) for seat, agent in zip(self._seats, self.agents, strict=True)], _START_S)
             if recipe is None or recipe.shared:
-                doubles: list[Any] = [_Double(agent, seat) for agent, seat in zip(self.agents, self._seats, strict=True)]
+                doubles: list[Any] = [
+                    _Double(agent, seat) for agent, seat in zip(self.agents, self._seats, strict=True)
+                ]
                 sizes = [stop - start for start, stop in self.scopes]
                 self._together = SequentialDriver(environment, doubles, settings, sizes, self.names, self.seed)
             else:
                 orders = zip(self._seats, self.scopes, self.names, strict=True)
-                _answers([seat.call("furnish", recipe, scope, name, settings, self.seed) for seat, scope, name in orders])
+                _answers(
+                    [seat.call("furnish", recipe, scope, name, settings, self.seed) for seat, scope, name in orders]
+                )
         except BaseException:
             self.close()
             raise
@@ -94,7 +100,9 @@ class ParallelDriver(SequentialDriver):
         """As `SequentialDriver.evaluate`."""
         if self._together is not None:
             return self._together.evaluate(timesteps, num_copies)
-        return {tag: value for figures in self._ask("evaluate", timesteps, num_copies) for tag, value in figures.items()}
+        return {
+            tag: value for figures in self._ask("evaluate", timesteps, num_copies) for tag, value in figures.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """As `SequentialDriver.state_dict`; the agents that the driver was given get their doubles' state."""
@@ -102,7 +110,10 @@ class ParallelDriver(SequentialDriver):
             state = self._together.state_dict()
         else:
             found = self._ask("state")
-            state = {**found[0], **{name: [one[name][0] for one in found] for name in ("parts", "statistics", "agents")}}
+            state = {
+                **found[0],
+                **{name: [one[name][0] for one in found] for name in ("parts", "statistics", "agents")},
+            }
         for agent, learned in zip(self.agents, state["agents"], strict=True):
             agent.load_state_dict(learned)
         return state
@@ -113,8 +124,13 @@ class ParallelDriver(SequentialDriver):
             self._together.load_state_dict(state)
             return
         if len(state["agents"]) != len(self.agents) or len(state["parts"]) != len(self.agents):
-            raise UserError(f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.agents)} as the settings say")
-        own = [{**state, **{name: [state[name][place]] for name in ("parts", "statistics", "agents")}} for place in range(len(self.agents))]
+            raise UserError(
+                f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.agents)} as the settings say"
+            )
+        own = [
+            {**state, **{name: [state[name][place]] for name in ("parts", "statistics", "agents")}}
+            for place in range(len(self.agents))
+        ]
         _answers([seat.call("load", part) for seat, part in zip(self._seats, own, strict=True)])
         self._timestep = int(state["timestep"])
         self._env_steps = sum(int(statistics["env_steps"]) for statistics in state["statistics"])
@@ -139,7 +155,8 @@ class ParallelDriver(SequentialDriver):
 
 
 def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One row of metrics from those of each learner at the same timestep: counts are summed, of times the longest counts."""
+    """One row of metrics from those of each learner at the same timestep: counts are summed, of times the longest
+    counts."""
     made: dict[str, Any] = {}
     for row in rows:
         for key, value in row.items():
@@ -230,7 +247,8 @@ class _Seat:
         import ray
 
         if ray.is_initialized():
-            ray.wait([self._actor.do.remote("leave", ())], timeout=_END_S)  # ready, too, where the process is gone already
+            # ready, too, where the process is gone already
+            ray.wait([self._actor.do.remote("leave", ())], timeout=_END_S)
             ray.kill(self._actor)
 
 
@@ -249,7 +267,9 @@ class _Answer(Pending):
         try:
             fault, answer = ray.get(self._reference, timeout=timeout)
         except GetTimeoutError:
-            raise UserError(f"driver: {name} got no process within {timeout:.0f} s; give Ray more processors, or fewer learners") from None
+            raise UserError(
+                f"driver: {name} got no process within {timeout:.0f} s; give Ray more processors, or fewer learners"
+            ) from None
         except RayTaskError as error:
             raise TrainingError(f"{name}: {type(error.cause).__name__}: {error.cause}") from error
         except RayActorError as error:
@@ -265,13 +285,21 @@ def _answers(calls: Sequence[_Answer], timeout: float | None = None) -> list[Any
     return [call.result(timeout) for call in calls]
 
 
-_UNANSWERED = {"enable_training_mode", "begin", "pre_interaction", "record_transition", "post_interaction", "update", "track_data"}
+_UNANSWERED = {
+    "enable_training_mode",
+    "begin",
+    "pre_interaction",
+    "record_transition",
+    "post_interaction",
+    "update",
+    "track_data",
+}
 _ANSWERED = {"tracked", "state_dict", "load_state_dict"}
 
 
 class _Double:
-    """An agent elsewhere. Calls that give nothing back wait here until one does, and travel with it: one message a timestep. So learners
-    learn at the same time."""
+    """An agent elsewhere. Calls that give nothing back wait here until one does, and travel with it: one message a
+    timestep. So learners learn at the same time."""
 
     def __init__(self, agent: Agent, seat: _Seat) -> None:
         self.observation_space, self.action_space = agent.observation_space, agent.action_space
@@ -305,5 +333,8 @@ def _ensure_ray(num_cpus: int) -> bool:
         return True
     there = ray.cluster_resources().get("CPU", 0)
     if there < num_cpus:
-        raise UserError(f"driver: the learners need {num_cpus} processors and Ray has {there:.0f}; lower threads_per_learner or learners")
+        raise UserError(
+            f"driver: the learners need {num_cpus} processors and Ray has {there:.0f}; lower threads_per_learner or"
+            " learners"
+        )
     return False

@@ -1,9 +1,10 @@
 """One YAML file, one run: `run_runner("tune_configs/runner_cartpole.yaml")`.
 
 Decisions that matter here:
-- a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep), checkpoints with
-  sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an experiment it keeps the config with
-  every key, too (experiment.yaml), and continues by that whatever becomes of the file that was named;
+- a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep),
+  checkpoints with sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an
+  experiment it keeps the config with every key, too (experiment.yaml), and continues by that whatever becomes of the
+  file that was named;
 - a checkpoint holds weights, optimizers, replay, counters and statistics. A resumed run of an experiment gives the
   numbers of one that was never stopped; Gymnasium's environments begin new episodes where it resumes. All drivers can
   continue from each other's checkpoints.
@@ -56,7 +57,8 @@ EXPERIMENT_FILE = "experiment.yaml"
 
 @dataclass(frozen=True)
 class RunnerResult:
-    """run_dir: the folder. settings: what was run. timesteps, env_steps: how many were made. metrics: the last row and the evaluation."""
+    """run_dir: the folder. settings: what was run. timesteps, env_steps: how many were made. metrics: the last row and
+    the evaluation."""
 
     run_dir: Path
     settings: RunnerSettings
@@ -75,7 +77,8 @@ def run_runner(
 ) -> RunnerResult:
     """Run what a runner file (or a mapping, or settings) says, in the new run folder `run_dir` (None: see `folder_of`).
 
-    quiet: no progress bar. Raises UserError for what is wrong with the file or the folder, TrainingError where training breaks down.
+    quiet: no progress bar. Raises UserError for what is wrong with the file or the folder, TrainingError where training
+    breaks down.
     """
     settings = source if isinstance(source, RunnerSettings) else load_runner(source, overrides)
     path, experiment = folder_of(settings, run_dir), experiment_of(settings)
@@ -101,8 +104,9 @@ def folder_of(settings: RunnerSettings, run_dir: Path | str | None = None) -> Pa
 def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunnerResult:
     """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start where there is none yet).
 
-    overrides: "key=value" of what may change: the driver (its timesteps where no rate falls over them), evaluation, what is kept.
-    Raises UserError when it is no run of a runner file, its checkpoints belong to other settings, or more timesteps are done already.
+    overrides: "key=value" of what may change: the driver (its timesteps where no rate falls over them), evaluation,
+    what is kept. Raises UserError when it is no run of a runner file, its checkpoints belong to other settings, or more
+    timesteps are done already.
     """
     refuse_fixed(RunnerSettings, overrides)
     with RunFolder.open(run_dir, write=True) as folder:
@@ -138,11 +142,16 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
 def resume_as(settings: RunnerSettings, run_dir: Path | str, *, quiet: bool = False) -> RunnerResult:
     """Resume the run in `run_dir`, which `settings` are those of, with what they say otherwise.
 
-    Raises UserError where they differ in what a resumed run may not change. A file of an experiment that is gone is not missed.
+    Raises UserError where they differ in what a resumed run may not change. A file of an experiment that is gone is not
+    missed.
     """
     stored, folder = load_runner(RunFolder.open(run_dir).path), Path(run_dir)
     place = settings.environment.config if isinstance(settings.environment, ExperimentEnvironmentSettings) else None
-    if place is not None and settings.environment == stored.environment and (is_artifact(place) or Path(place).exists()):
+    if (
+        place is not None
+        and settings.environment == stored.environment
+        and (is_artifact(place) or Path(place).exists())
+    ):
         kept, now = experiment_of(stored, folder), experiment_of(settings)
         if changed := list(changes_of(plain(kept), plain(now))):
             began = f"{run_dir}: was begun with another {', '.join(change.partition('=')[0] for change in changed)}"
@@ -165,7 +174,8 @@ def _check_timesteps(settings: RunnerSettings, before: int, folder: RunFolder) -
 
 
 def falls_over_timesteps(settings: RunnerSettings) -> str | None:
-    """A key of a learner's that changes something over all timesteps of training; None where a run may become longer as it is."""
+    """A key of a learner's that changes something over all timesteps of training; None where a run may become longer as
+    it is."""
     for place, learner in enumerate(settings.learners):
         chosen, where = learner.algorithm, f"learners.{place}.algorithm"
         if isinstance(chosen, PPOAgentSettings) and chosen.anneal_lr:
@@ -176,7 +186,8 @@ def falls_over_timesteps(settings: RunnerSettings) -> str | None:
 
 
 def experiment_of(settings: RunnerSettings, run_dir: Path | None = None) -> ExperimentConfig | None:
-    """The experiment whose scenario is played, None where that is a Gymnasium environment. run_dir: of a run that keeps it already."""
+    """The experiment whose scenario is played, None where that is a Gymnasium environment. run_dir: of a run that keeps
+    it already."""
     if not isinstance(settings.environment, ExperimentEnvironmentSettings):
         return None
     from nip_ray.drivers.experiments import read_experiment
@@ -189,8 +200,8 @@ def make_driver(
 ) -> SequentialDriver:
     """The driver that settings describe, with fresh agents; whoever asks for it closes it.
 
-    experiment: what is played (None: as the settings say). fresh: with first weights taken from elsewhere, where settings ask for them.
-    Raises UserError for an environment that cannot be made and algorithms that do not fit it.
+    experiment: what is played (None: as the settings say). fresh: with first weights taken from elsewhere, where
+    settings ask for them. Raises UserError for an environment that cannot be made and algorithms that do not fit it.
     """
     scopes = resolve_scopes(settings.environment.num_copies, len(settings.learners), sizes_of(settings))
     if isinstance(settings.environment, ExperimentEnvironmentSettings):
@@ -206,8 +217,11 @@ def make_driver(
     return DRIVERS[driver.name](recipe, agents, driver, sizes, names_of(settings), settings.seed)
 
 
-def _gymnasium_agents(settings: RunnerSettings, environment: EnvironmentSettings, scopes: Sequence[Scope]) -> list[Agent]:
-    """Fresh learners for the environment's spaces; a copy of it is made for that, and drawn where pictures are wanted."""
+def _gymnasium_agents(
+    settings: RunnerSettings, environment: EnvironmentSettings, scopes: Sequence[Scope]
+) -> list[Agent]:
+    """Fresh learners for the environment's spaces; a copy of it is made for that, and drawn where pictures are
+    wanted."""
     own = Copies(make_environment(environment, 1))
     try:
         spaces = own.env.single_observation_space, own.env.single_action_space
@@ -223,8 +237,8 @@ def _gymnasium_agents(settings: RunnerSettings, environment: EnvironmentSettings
 
 
 def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None = None) -> str:
-    """Of what checkpoints depend on: which driver, how often is written and what is evaluated may change, and how many timesteps are made
-    where nothing falls over them."""
+    """Of what checkpoints depend on: which driver, how often is written and what is evaluated may change, and how many
+    timesteps are made where nothing falls over them."""
     whole = plain(settings)
     kept: dict[str, Any] = {key: whole[key] for key in ("seed", "environment", "learners")}
     if falls_over_timesteps(settings):
@@ -235,7 +249,9 @@ def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None
     return fingerprint(kept)
 
 
-def _run(folder: RunFolder, settings: RunnerSettings, driver: SequentialDriver, experiment: ExperimentConfig | None) -> RunnerResult:
+def _run(
+    folder: RunFolder, settings: RunnerSettings, driver: SequentialDriver, experiment: ExperimentConfig | None
+) -> RunnerResult:
     total, kept = settings.driver.timesteps, settings.experiment
     write = write_interval(settings)
     checkpoint = max(1, total // 10) if kept.checkpoint_interval is None else kept.checkpoint_interval

@@ -1,10 +1,11 @@
 """A runner file, read and checked: `RunnerSettings` from YAML or a mapping, and back.
 
 Decisions that matter here:
-- everything that is wrong comes in one UserError, key by key, with the nearest valid key for one that is unknown; a file that cannot be
-  read is an error, never an empty file;
+- everything that is wrong comes in one UserError, key by key, with the nearest valid key for one that is unknown; a
+  file that cannot be read is an error, never an empty file;
 - a string is a string. Schedules have keys of their own; nothing is evaluated;
-- in an experiment a learner whose algorithm is left out learns as the experiment's config says: nothing else can play it.
+- in an experiment a learner whose algorithm is left out learns as the experiment's config says: nothing else can play
+  it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ from nip_ray.settings.drivers import (
 )
 
 EXPERIMENT = "experiment"
-_OWN = ("algorithm", "schedules", "initial_weights", "pretraining")  # what learners of one experiment may differ in, and scenario.agents
+# what learners of one experiment may differ in, and scenario.agents
+_OWN = ("algorithm", "schedules", "initial_weights", "pretraining")
 
 
 def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunnerSettings:
@@ -43,8 +45,8 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
 
 
 def is_runner_folder(run_dir: Path | str) -> bool:
-    """Whether `run_dir` is the folder of a run of a runner file, which `resume_runner` continues with (config.yaml has the key `learners`
-    as a list, where an experiment has a mapping)."""
+    """Whether `run_dir` is the folder of a run of a runner file, which `resume_runner` continues with (config.yaml has
+    the key `learners` as a list, where an experiment has a mapping)."""
     try:
         return isinstance(read_mapping(run_dir)[0].get("learners"), list)
     except UserError:
@@ -52,7 +54,8 @@ def is_runner_folder(run_dir: Path | str) -> bool:
 
 
 def parse_runner(data: Mapping[str, Any]) -> RunnerSettings:
-    """The settings that a mapping describes; keys left out have their defaults. Raises one UserError that lists every fault."""
+    """The settings that a mapping describes; keys left out have their defaults. Raises one UserError that lists every
+    fault."""
     settings = settings_from(_with_names(data), RunnerSettings)
     _check(settings)
     return settings
@@ -82,7 +85,9 @@ def sizes_of(settings: RunnerSettings) -> list[int] | None:
     """The numbers of copies that learners ask for; None where they ask for none."""
     sizes = [learner.scope for learner in settings.learners if learner.scope is not None]
     if sizes and len(sizes) != len(settings.learners):
-        raise UserError(f"scopes: got {len(sizes)} for {len(settings.learners)} learners, expected one for each, or none at all")
+        raise UserError(
+            f"scopes: got {len(sizes)} for {len(settings.learners)} learners, expected one for each, or none at all"
+        )
     return sizes or None
 
 
@@ -98,7 +103,10 @@ def _check(settings: RunnerSettings) -> None:
     if twice:
         raise UserError(f"learners: the name {', '.join(twice)} stands twice, expected a different one for each")
     if settings.driver.name == "manual" and settings.environment.shared and len(names) > 1:
-        raise UserError("driver.name: got manual, which has one learner an environment; expected environment.shared: false, or sequential")
+        raise UserError(
+            "driver.name: got manual, which has one learner an environment; expected environment.shared: false, or"
+            " sequential"
+        )
     if any(width < 1 for learner in settings.learners for width in learner.network.hidden):
         raise UserError("learners: network.hidden holds a width below 1, expected integers >= 1")
     played = isinstance(settings.environment, ExperimentEnvironmentSettings)
@@ -108,7 +116,8 @@ def _check(settings: RunnerSettings) -> None:
         raise UserError(f"driver.headless: got false, but {what}; expected {right}")
     if isinstance(settings.environment, ExperimentEnvironmentSettings) and not settings.environment.config:
         raise UserError(
-            "environment.config: missing, expected the YAML config of an experiment, for example tune_configs/message_game.yaml"
+            "environment.config: missing, expected the YAML config of an experiment, for example"
+            " tune_configs/message_game.yaml"
         )
     for place, learner in enumerate(settings.learners):
         _check_kind(f"learners.{place}", learner, played)
@@ -119,16 +128,23 @@ def _check_kind(where: str, learner: LearnerSettings, played: bool) -> None:
     chosen = learner.algorithm
     if not isinstance(chosen, ExperimentAgentSettings):
         if played:
-            raise UserError(f"{where}.algorithm.name: got {chosen.name}, but an experiment is learned by algorithm: {{name: experiment}}")
+            raise UserError(
+                f"{where}.algorithm.name: got {chosen.name}, but an experiment is learned by algorithm: {{name:"
+                " experiment}"
+            )
         return
     if not played:
-        raise UserError(f"{where}.algorithm.name: got experiment, but the environment is none, expected ppo, dqn or random")
+        raise UserError(
+            f"{where}.algorithm.name: got experiment, but the environment is none, expected ppo, dqn or random"
+        )
     if learner.network != NetworkSettings():
-        raise UserError(f"{where}.network: an experiment's networks stand in its config, change scenario.agents there or in changes")
+        raise UserError(
+            f"{where}.network: an experiment's networks stand in its config, change scenario.agents there or in changes"
+        )
     for change in chosen.changes:
         key = change.partition("=")[0].strip()
         if key.partition(".")[0] not in _OWN and not key.startswith("scenario.agents"):
             raise UserError(
-                f"{where}.algorithm.changes: {change} is about what all learners play, put it into environment.changes; "
-                f"a learner has its own {', '.join(_OWN)}, scenario.agents"
+                f"{where}.algorithm.changes: {change} is about what all learners play, put it into environment.changes;"
+                f" a learner has its own {', '.join(_OWN)}, scenario.agents"
             )

@@ -22,7 +22,8 @@ _STATE = (*_ARRAYS, "env_steps", "episodes", "finished", "player_finished", "out
 
 
 class EpisodeStatistics:
-    """Of n copies. env_steps: transitions so far. episodes: finished ones so far. return_B, length_B: of the episodes in flight."""
+    """Of n copies. env_steps: transitions so far. episodes: finished ones so far. return_B, length_B: of the episodes
+    in flight."""
 
     def __init__(self, num_copies: int) -> None:
         self.env_steps = self.episodes = self.reward_count = 0
@@ -59,7 +60,9 @@ class EpisodeStatistics:
         if over.any():
             places = np.flatnonzero(over if valid is None else over & valid)
             self.episodes += len(places)
-            self.finished += zip(places.tolist(), self.return_B[places].tolist(), self.length_B[places].tolist(), strict=True)
+            self.finished += zip(
+                places.tolist(), self.return_B[places].tolist(), self.length_B[places].tolist(), strict=True
+            )
             self.return_B[places] = 0
             self.length_B[places] = 0
             for player, running_B in self.player_return_B.items():
@@ -73,7 +76,11 @@ class EpisodeStatistics:
         taken: dict[str, float] = {"reward_mean": self.reward_sum / self.reward_count} if self.reward_count else {}
         for name, column in (("return", 1), ("length", 2)):
             if values := [episode[column] for episode in self.finished]:
-                taken |= {f"{name}_mean": sum(values) / len(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+                taken |= {
+                    f"{name}_mean": sum(values) / len(values),
+                    f"{name}_min": min(values),
+                    f"{name}_max": max(values),
+                }
         means = {**{f"{player}/return_mean": own for player, own in self.player_finished.items()}, **self.outcomes}
         taken |= {tag: sum(values) / len(values) for tag, values in means.items() if values}
         taken["episodes"] = len(self.finished)
@@ -92,9 +99,11 @@ class EpisodeStatistics:
 
 
 def information(infos: Mapping[str, Any], name: str) -> dict[str, float]:
-    """The single numbers in `infos[name]`: tag -> value. A key with "/" in it is the tag itself, others come below `info/`.
+    """The single numbers in `infos[name]`: tag -> value. A key with "/" in it is the tag itself, others come below
+    `info/`.
 
-    Where Gymnasium says in `_KEY` whether there is a value of KEY, neither that nor a value that there is not is a number of its own.
+    Where Gymnasium says in `_KEY` whether there is a value of KEY, neither that nor a value that there is not is a
+    number of its own.
     """
     found = infos.get(name)
     if not isinstance(found, Mapping):

@@ -13,7 +13,8 @@ AnyConfig = ExperimentConfig | TextExperimentConfig
 
 
 def experiment_of(config: AnyConfig | Mapping[str, Any] | Path | str) -> ExperimentConfig:
-    """An experiment whose agents have networks: as such, its keys, a YAML file or a run folder. Its learning rule does not matter.
+    """An experiment whose agents have networks: as such, its keys, a YAML file or a run folder. Its learning rule does
+    not matter.
 
     Raises UserError for faults of protocol and scenario, for language models, and under zero knowledge.
     """
@@ -29,7 +30,12 @@ def experiment_of(config: AnyConfig | Mapping[str, Any] | Path | str) -> Experim
 def playable(config: AnyConfig) -> ExperimentConfig:
     """The experiment itself. Raises UserError where an environment cannot play it."""
     if not isinstance(config, ExperimentConfig):
-        raise UserError(f"algorithm.name: {config.algorithm.name} is for language models; environments play agents with networks")
+        raise UserError(
+            f"algorithm.name: {config.algorithm.name} is for language models; environments play agents with networks"
+        )
     if config.protocol.zero_knowledge:
-        raise UserError("protocol.zero_knowledge: pay depends on the agents' probabilities, which no environment sees; expected false")
+        raise UserError(
+            "protocol.zero_knowledge: pay depends on the agents' probabilities, which no environment sees; expected"
+            " false"
+        )
     return config

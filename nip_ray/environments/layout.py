@@ -11,8 +11,8 @@ from nip_ray.play.scenario import Scenario
 
 @dataclass(frozen=True)
 class Layout:
-    """How a turn is laid out: F message factors over S symbols, F linear factors over D symbols (0: none), a decision out of so many or
-    none (0).
+    """How a turn is laid out: F message factors over S symbols, F linear factors over D symbols (0: none), a decision
+    out of so many or none (0).
     """
 
     factors: int
@@ -45,7 +45,13 @@ class Layout:
 
     def unflatten(self, inputs: Tensor) -> Policy:
         """The policy that `flatten` made flat."""
-        widths = [self.factors * self.symbols, self.factors * self.linear_symbols, self.decisions, self.factors, int(self.decides)]
+        widths = [
+            self.factors * self.symbols,
+            self.factors * self.linear_symbols,
+            self.decisions,
+            self.factors,
+            int(self.decides),
+        ]
         message, linear, decision, speaks, may_decide = inputs.split(widths, -1)
         return Policy(
             message=message.reshape(-1, self.factors, self.symbols),

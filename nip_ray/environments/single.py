@@ -1,10 +1,10 @@
 """`SinglePlay`: one copy of the batched core, played with flat actions (`Layout`) and watched as arrays.
 
 Decisions that matter here:
-- which choices are legal is one mask for each factor of an action. A factor that is not in play (a silent channel, a decision that could
-  not count) has one legal choice, which does nothing, and whatever is chosen there counts as it;
-- an illegal choice of a factor in play, a node that does not exist say, counts as the first legal one and puts the agent into `illegal`:
-  learners without masks can play, and no scenario is handed a symbol that it does not know.
+- which choices are legal is one mask for each factor of an action. A factor that is not in play (a silent channel, a
+  decision that could not count) has one legal choice, which does nothing, and whatever is chosen there counts as it;
+- an illegal choice of a factor in play, a node that does not exist say, counts as the first legal one and puts the
+  agent into `illegal`: learners without masks can play, and no scenario is handed a symbol that it does not know.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,15 @@ _COPY = torch.zeros(1, dtype=torch.long)
 
 
 class SinglePlay:
-    """One episode after the other of `scenario` on instances of `split`. `reset` seeds what is drawn; until it does, each object draws by
-    entropy of its own, so unseeded copies play different episodes.
+    """One episode after the other of `scenario` on instances of `split`. `reset` seeds what is drawn; until it does,
+    each object draws by entropy of its own, so unseeded copies play different episodes.
 
     agents: all of them, in the protocol's order. illegal: who chose what was illegal in the last round.
     """
 
     def __init__(self, scenario: Scenario, split: str = "train", *, for_modules: bool = False) -> None:
-        """for_modules: observations are as our networks read them, see `observe`. Raises UserError for an unknown split."""
+        """for_modules: observations are as our networks read them, see `observe`. Raises UserError for an unknown
+        split."""
         if split not in ("train", "test"):
             raise UserError(f"split: got {split!r}, expected train or test")
         self.play, self.protocol = BatchedPlay(scenario), scenario.protocol
@@ -49,14 +50,18 @@ class SinglePlay:
         }
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Begin an episode. seed: seeds the draws from here on. options: "id" of the instance and "seed" of the episode, else drawn.
+        """Begin an episode. seed: seeds the draws from here on. options: "id" of the instance and "seed" of the
+        episode, else drawn.
 
         Raises UserError for one that there is not, and for a protocol that actions alone cannot play.
         """
         refuse_graded(self.protocol)  # not before: who plays in batches asks for the spaces
         if seed is not None:
             self.random = np.random.default_rng(seed)
-        drawn = {"id": int(self.instances[self.random.integers(len(self.instances))]), "seed": int(self.random.integers(NUM_SEEDS))}
+        drawn = {
+            "id": int(self.instances[self.random.integers(len(self.instances))]),
+            "seed": int(self.random.integers(NUM_SEEDS)),
+        }
         given = {key: (options or {}).get(key, value) for key, value in drawn.items()}
         for (key, value), most in zip(given.items(), (len(self.play.scenario.label_I), NUM_SEEDS)):
             if not isinstance(value, int | np.integer) or not 0 <= value < most:
@@ -123,8 +128,8 @@ class SinglePlay:
         return dict(zip(self.agents, outcome.reward_BA[0].tolist()))
 
     def info(self, agent: str) -> dict[str, Any]:
-        """Plain values beside the agent's observation: "instance", "turn", "illegal", and at the end of a proof "label" and
-        "verdict", "votes" of a panel, and "role" where one was drawn.
+        """Plain values beside the agent's observation: "instance", "turn", "illegal", and at the end of a proof "label"
+        and "verdict", "votes" of a panel, and "role" where one was drawn.
         """
         told = {"instance": int(self.play.id_B[0]), "turn": agent in self.turns, "illegal": agent in self.illegal}
         words = self.protocol.verdict_words
@@ -178,7 +183,11 @@ class SinglePlay:
     def checked(self, agent: str, actions: Mapping[str, Any]) -> np.ndarray[Any, Any]:
         """The action of `agent` as a flat array of its own. Raises UserError as `step` does."""
         sizes = self.layouts[agent].sizes
-        form = f"a whole number below {sizes[0]}" if len(sizes) == 1 else f"{len(sizes)} whole numbers, each below its part of {sizes}"
+        form = (
+            f"a whole number below {sizes[0]}"
+            if len(sizes) == 1
+            else f"{len(sizes)} whole numbers, each below its part of {sizes}"
+        )
         if agent not in actions:
             raise UserError(f"{agent}: it is its turn and there is no action of it, expected {form}")
         flat = np.array(actions[agent]).reshape(-1)
@@ -194,7 +203,10 @@ def refuse_graded(protocol: Protocol) -> None:
     if protocol.payment.scoring != "linear":
         given, instead = f"protocol.verifier_scoring: got {protocol.payment.scoring}", "linear"
     elif protocol.payment.graded:
-        given, instead = f"protocol.name: {protocol.name} has a payment function of confidences", "a payment function without `graded`"
+        given, instead = (
+            f"protocol.name: {protocol.name} has a payment function of confidences",
+            "a payment function without `graded`",
+        )
     elif protocol.name == "judge_panel":
         given, instead = "protocol.panel_rule: got mean", "majority, unanimous or veto"
     else:
@@ -219,7 +231,9 @@ def _mask(size: int, in_play: bool, idle: int) -> np.ndarray[Any, Any]:
 
 
 def _said(turn: Mapping[str, Any]) -> str:
-    symbols = " ".join(map(str, turn["message"])) + ("" if "linear" not in turn else " | " + " ".join(map(str, turn["linear"])))
+    symbols = " ".join(map(str, turn["message"])) + (
+        "" if "linear" not in turn else " | " + " ".join(map(str, turn["linear"]))
+    )
     decision = f", {turn['decision']}" if turn.get("decision", "continue") != "continue" else ""
     return f"{turn['agent']} in {turn['channel']}: {symbols}{decision}"
 

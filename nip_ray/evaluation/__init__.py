@@ -1,3 +1,3 @@
-"""What was proved: accuracy, completeness and soundness with exact intervals, by Weisfeiler-Leman score, greedy and sampled, and the HTML
-report with its learning curves.
+"""What was proved: accuracy, completeness and soundness with exact intervals, by Weisfeiler-Leman score, greedy and
+sampled, and the HTML report with its learning curves.
 """

@@ -1,16 +1,19 @@
-"""What several runs, or two ways of asking one, come to: paired differences, means of the middle half, and intervals by resampling.
+"""What several runs, or two ways of asking one, come to: paired differences, means of the middle half, and intervals by
+resampling.
 
-- `paired_difference`: of two shares seen on the same instances; the interval is method 10 of Newcombe, "Improved confidence intervals for
-  the difference between binomial proportions based on paired data", Statistics in Medicine 17, 1998: the Wilson (1927) intervals of
-  both shares, put together under their correlation.
-- `interquartile_mean`: the mean of the middle half, of which a few lucky or broken seeds move little; `stratified_interval`: what it does
-  when seeds are drawn again within each group. Source: Agarwal et al., "Deep reinforcement learning at the edge of the statistical
-  precipice", NeurIPS 2021, section 4.
-- percentiles of seeds drawn again are far too close for few seeds: of two they hold the truth every second time. So both ends are moved
-  out by Student's factor, sqrt(L / (L - 1)) t / z (Hesterberg, "What teachers should know about the bootstrap", The American Statistician
-  69, 2015, section 3.2, there for the percentiles), after which they hold it as often as they say if scores are about normal;
-- seeds that agree by chance do not make a figure surer than its episodes: where it is known of how many episodes each score is a share,
-  an end is at least as far as these leave open (each share drawn from what is to be thought of it, Beta(k + 1/2, n - k + 1/2)).
+- `paired_difference`: of two shares seen on the same instances; the interval is method 10 of Newcombe, "Improved
+  confidence intervals for the difference between binomial proportions based on paired data", Statistics in Medicine 17,
+  1998: the Wilson (1927) intervals of both shares, put together under their correlation.
+- `interquartile_mean`: the mean of the middle half, of which a few lucky or broken seeds move little;
+  `stratified_interval`: what it does when seeds are drawn again within each group. Source: Agarwal et al., "Deep
+  reinforcement learning at the edge of the statistical precipice", NeurIPS 2021, section 4.
+- percentiles of seeds drawn again are far too close for few seeds: of two they hold the truth every second time. So
+  both ends are moved out by Student's factor, sqrt(L / (L - 1)) t / z (Hesterberg, "What teachers should know about the
+  bootstrap", The American Statistician 69, 2015, section 3.2, there for the percentiles), after which they hold it as
+  often as they say if scores are about normal;
+- seeds that agree by chance do not make a figure surer than its episodes: where it is known of how many episodes each
+  score is a share, an end is at least as far as these leave open (each share drawn from what is to be thought of it,
+  Beta(k + 1/2, n - k + 1/2)).
 """
 
 import math
@@ -35,7 +38,8 @@ Array = npt.NDArray[np.float64]
 
 
 def paired_difference(first_B: npt.ArrayLike, second_B: npt.ArrayLike) -> Mean:
-    """The share of `first_B` minus that of `second_B` (both (B,) bool, of the same instances), with its 95 % interval."""
+    """The share of `first_B` minus that of `second_B` (both (B,) bool, of the same instances), with its 95 %
+    interval."""
     first, second = np.asarray(first_B, dtype=bool), np.asarray(second_B, dtype=bool)
     n = len(first)
     if n == 0:
@@ -44,7 +48,9 @@ def paired_difference(first_B: npt.ArrayLike, second_B: npt.ArrayLike) -> Mean:
     neither = n - both - only - other
     from scipy.stats import binomtest  # here, not above: it takes a second to load
 
-    (lower_1, upper_1), (lower_2, upper_2) = (binomtest(k, n).proportion_ci(method="wilson") for k in (both + only, both + other))
+    (lower_1, upper_1), (lower_2, upper_2) = (
+        binomtest(k, n).proportion_ci(method="wilson") for k in (both + only, both + other)
+    )
     share_1, share_2 = (both + only) / n, (both + other) / n
     phi = _correlation(both, only, other, neither)
     below = (share_1 - lower_1, upper_2 - share_2)
@@ -54,19 +60,25 @@ def paired_difference(first_B: npt.ArrayLike, second_B: npt.ArrayLike) -> Mean:
 
 
 def interquartile_mean(x_N: npt.ArrayLike) -> float:
-    """The mean of the middle half: a quarter of the values is cut off at either end (of few values, whole ones, rounded down)."""
+    """The mean of the middle half: a quarter of the values is cut off at either end (of few values, whole ones, rounded
+    down)."""
     values = np.sort(np.asarray(x_N, dtype=np.float64).reshape(-1))
     cut = len(values) // 4
     return float(values[cut : len(values) - cut].mean())
 
 
 def stratified_interval(
-    x_KL: Sequence[Sequence[float]], seed: int, resamples: int = RESAMPLES, *, n_KL: Sequence[Sequence[int]] | None = None
+    x_KL: Sequence[Sequence[float]],
+    seed: int,
+    resamples: int = RESAMPLES,
+    *,
+    n_KL: Sequence[Sequence[int]] | None = None,
 ) -> Mean:
     """The interquartile mean of all scores of K strata (tasks, or groups) with L_k runs each, with its 95 % interval.
 
-    Runs are drawn again within their stratum. n_KL: of how many episodes each score is a share (None: it is none, or this is unknown).
-    The interval is None where nothing is known of the spread: no stratum has two runs, or all agree and `n_KL` is None.
+    Runs are drawn again within their stratum. n_KL: of how many episodes each score is a share (None: it is none, or
+    this is unknown). The interval is None where nothing is known of the spread: no stratum has two runs, or all agree
+    and `n_KL` is None.
     """
     strata = [np.asarray(x_L, dtype=np.float64) for x_L in x_KL if len(x_L)]
     if not strata:
@@ -79,16 +91,23 @@ def stratified_interval(
     random = np.random.default_rng(stable_seed(seed, "stratified bootstrap"))
     drawn = [x_L[random.integers(len(x_L), size=(resamples, len(x_L)))] for x_L in strata]
     wider = _student(sum(len(x_L) for x_L in several), len(several))
-    shares = None if n_KL is None else _redrawn(random, everything, np.concatenate([n_L for n_L in n_KL if len(n_L)]), resamples)
+    shares = (
+        None
+        if n_KL is None
+        else _redrawn(random, everything, np.concatenate([n_L for n_L in n_KL if len(n_L)]), resamples)
+    )
     return Mean(estimate, *_ends(estimate, _middles(np.concatenate(drawn, axis=1)), wider, shares), len(everything))
 
 
-def crossed_interval(x_VP: npt.ArrayLike, seed: int, resamples: int = RESAMPLES, *, n_VP: npt.ArrayLike | None = None) -> Mean:
-    """The interquartile mean of the scores (V, P) of every verifier against every prover, NaN where a pair does not count.
+def crossed_interval(
+    x_VP: npt.ArrayLike, seed: int, resamples: int = RESAMPLES, *, n_VP: npt.ArrayLike | None = None
+) -> Mean:
+    """The interquartile mean of the scores (V, P) of every verifier against every prover, NaN where a pair does not
+    count.
 
-    Verifiers and provers are each drawn again, since the scores of a row, or of a column, are not independent. n_VP: of how many episodes
-    each score is a share (None: it is none, or this is unknown). The interval is None with fewer than two of both, and where all scores
-    agree and `n_VP` is None.
+    Verifiers and provers are each drawn again, since the scores of a row, or of a column, are not independent. n_VP: of
+    how many episodes each score is a share (None: it is none, or this is unknown). The interval is None with fewer than
+    two of both, and where all scores agree and `n_VP` is None.
     """
     score_VP = np.asarray(x_VP, dtype=np.float64)
     counts_VP = ~np.isnan(score_VP)

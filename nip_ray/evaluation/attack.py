@@ -1,17 +1,20 @@
-"""Soundness under attack: how many false claims a frozen verifier accepts whoever argues for them, and the same of true ones.
+"""Soundness under attack: how many false claims a frozen verifier accepts whoever argues for them, and the same of true
+ones.
 
 Decisions that matter here:
-- the attacker that counts is chosen on training instances that no attacker trained on, and is then measured once on the held-out ones.
-  So no choice enters its interval, which is the exact one of a share. Every other attacker is measured as well, for the table, and with
-  them the harder question how often the verifier is right against all of them at once (`any_attacker`: each has its own);
+- the attacker that counts is chosen on training instances that no attacker trained on, and is then measured once on the
+  held-out ones. So no choice enters its interval, which is the exact one of a share. Every other attacker is measured
+  as well, for the table, and with them the harder question how often the verifier is right against all of them at once
+  (`any_attacker`: each has its own);
 - a verdict that never comes is no right verdict: soundness is the share of y = 0 that is *rejected*, as everywhere;
-- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others continue as they were
-  trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only if it is asked for, by all provers; for
-  y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
-- where the episode draws who speaks, episodes are those in which an attacker has a turn; where it draws a role, those in which somebody
-  is paid for the wrong verdict: it is told so, and the verifier is judged in these alone;
-- where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better on these instances,
-  so it bounds what training more or longer could find.
+- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others
+  continue as they were trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only
+  if it is asked for, by all provers; for y = 1 that is no attack on completeness but a refusal to help, and stands
+  under that name;
+- where the episode draws who speaks, episodes are those in which an attacker has a turn; where it draws a role, those
+  in which somebody is paid for the wrong verdict: it is told so, and the verifier is judged in these alone;
+- where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better
+  on these instances, so it bounds what training more or longer could find.
 """
 
 import math
@@ -59,8 +62,9 @@ Report = Callable[[int, str], None]
 class AttackTarget:
     """Who is attacked, with what the attack may use.
 
-    networks: of all agents, as they are. fresh: makes attackers. scripts: name -> networks of provers that need no training, beside the
-    random, the silent and the run's own, which are always there. held_out: the instances that the verifier is measured on.
+    networks: of all agents, as they are. fresh: makes attackers. scripts: name -> networks of provers that need no
+    training, beside the random, the silent and the run's own, which are always there. held_out: the instances that the
+    verifier is measured on.
     """
 
     scenario: Scenario
@@ -74,13 +78,14 @@ class AttackTarget:
 def attacked(target: AttackTarget, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
     """The entries that an attack adds to `evaluation.json`: see `AttackTable`.
 
-    docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where there are too few
-    training instances.
+    docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where
+    there are too few training instances.
     """
     began = time.perf_counter()
     protocol = target.scenario.protocol
     refuse_unfit(protocol)
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}  # as JSON has it
+    # as JSON has it
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
     table = AttackTable(protocol, {"verifier": settings.verifier, "seed": target.seed, "settings": plain})
     wanted = attacked_goals(protocol, settings)
     label_I = target.scenario.label_I[target.held_out]
@@ -107,8 +112,8 @@ def _iterations_of_goal(settings: AttackSettings) -> int:
 
 @dataclass(frozen=True)
 class Tried:
-    """An attacker in its best mode. selection, held_out: who judges -> (B,) its verdicts where attackers are chosen, and where they are
-    measured."""
+    """An attacker in its best mode. selection, held_out: who judges -> (B,) its verdicts where attackers are chosen,
+    and where they are measured."""
 
     attacker: Attacker
     selection: Mapping[str, Tensor]
@@ -151,15 +156,23 @@ class _Attack:
         any_attacker = _share(right_TB.all(0)).record()
         table.add(self.goal, self.agents, rows, by_member, any_attacker=any_attacker, **every)
         winner = strongest(rows)
-        found = {"wrong": ~right_TB[winner], "fooled": tried[winner].held_out[VERDICT] == self.wanted, "ever_wrong": ~right_TB.all(0)}
+        found = {
+            "wrong": ~right_TB[winner],
+            "fooled": tried[winner].held_out[VERDICT] == self.wanted,
+            "ever_wrong": ~right_TB.all(0),
+        }
         found |= {} if every_B2 is None else {"every_fooled": every_B2[:, 0], "every_wrong": every_B2[:, 1]}
         ids = self.held_out.tolist()
-        table.parts.append({name: dict(zip(ids, share_B.double().tolist(), strict=True)) for name, share_B in found.items()})
+        table.parts.append(
+            {name: dict(zip(ids, share_B.double().tolist(), strict=True)) for name, share_B in found.items()}
+        )
 
     def _rows(self, who: str, tried: "Sequence[Tried]") -> list[dict[str, Any]]:
         """A row for each attacker, for the verdict or for the vote of a member of a panel."""
         rows, undecided = [], self.target.scenario.protocol.undecided
-        for attacker, verdict_B, selection_B in ((one.attacker, one.held_out[who], one.selection[who]) for one in tried):
+        for attacker, verdict_B, selection_B in (
+            (one.attacker, one.held_out[who], one.selection[who]) for one in tried
+        ):
             more: dict[str, Any] = {"budget": list(attacker.budget)} if attacker.budget else {}
             if attacker.kind == "search":
                 more = {"start": attacker.start, "search": list(attacker.search)}
@@ -203,7 +216,8 @@ class _Attack:
             yield Attacker(name, name, {agent: networks[agent] for agent in self.agents}, greedy=True)
 
     def _trained(self, attacker: Attacker, report: Callable[[int, float], None]) -> Attacker:
-        """`attacker`, trained in place; with extensions, as it was when it fooled most instances kept back, and what each stop came to."""
+        """`attacker`, trained in place; with extensions, as it was when it fooled most instances kept back, and what
+        each stop came to."""
         settings, networks = self.settings, attacker.networks
         target = Target(self.target.scenario, self._others(), self.wanted, self.train, self.roles)
         curve: tuple[float, ...] = ()
@@ -222,7 +236,11 @@ class _Attack:
             right = int(self._right(selection[VERDICT], self.selection).sum())
             held_out = _share(self._right(self._verdicts(mode, self.held_out)[VERDICT], self.held_out))
             budget.append(
-                {"iterations": length, "selection": proportion(right, len(self.selection)).record(), "held_out": held_out.record()}
+                {
+                    "iterations": length,
+                    "selection": proportion(right, len(self.selection)).record(),
+                    "held_out": held_out.record(),
+                }
             )
             if right >= least:
                 break
@@ -254,7 +272,10 @@ class _Attack:
         if attacker.kind in ("fresh", "continued", "own"):
             modes = [replace(attacker, greedy=True), replace(attacker, greedy=False)]
         found = [self._verdicts(mode, self.selection) for mode in modes]
-        best = min(range(len(modes)), key=lambda number: (_share(self._right(found[number][VERDICT], self.selection)).estimate, number))
+        best = min(
+            range(len(modes)),
+            key=lambda number: (_share(self._right(found[number][VERDICT], self.selection)).estimate, number),
+        )
         return modes[best], found[best]
 
     def _verdicts(self, attacker: Attacker, id_B: Tensor) -> dict[str, Tensor]:
@@ -266,7 +287,9 @@ class _Attack:
     def _searched(self, start: Attacker) -> Tried:
         """`start` with a search over messages at every instance."""
         most, sampled = self.settings.search, self.settings.verifier == "sampled"
-        search = MessageSearch(self.play, start.networks, lambda: self._defenders("search"), self.wanted, most, sampled=sampled)
+        search = MessageSearch(
+            self.play, start.networks, lambda: self._defenders("search"), self.wanted, most, sampled=sampled
+        )
         measured = replace(search, defenders=lambda: self._defenders("verdicts"))
         verdicts, wrong = [], []
         for id_B in (self.selection, self.held_out):
@@ -277,10 +300,15 @@ class _Attack:
             wrong.append(found.wrong_B)
         stops = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
         curve = [
-            {"tries": stop, **{name: _share((wrong_B == 0) | (wrong_B > stop)).record() for name, wrong_B in zip(_MEASURED, wrong)}}
+            {
+                "tries": stop,
+                **{name: _share((wrong_B == 0) | (wrong_B > stop)).record() for name, wrong_B in zip(_MEASURED, wrong)},
+            }
             for stop in ([] if sampled else stops)
         ]
-        searcher = Attacker("search", "search", {}, greedy=True, iterations=start.iterations, start=start.name, search=tuple(curve))
+        searcher = Attacker(
+            "search", "search", {}, greedy=True, iterations=start.iterations, start=start.name, search=tuple(curve)
+        )
         return Tried(searcher, *verdicts)
 
     def _defenders(self, purpose: str) -> dict[str, Player]:
@@ -298,10 +326,13 @@ class _Attack:
 
     def _every_message(self, who: str) -> tuple[dict[str, Any], Tensor | None]:
         """Shares of held-out instances after the best of all answers, by `MessageTree`: `every_message` judged rightly,
-        `every_message_fooled` judged as the attackers want, `every_message_sampled` as the first, expected of a sampled verifier;
-        `questions`: as the first, after the verifier's own questions, random and best ones, where it asks any. None where the tree is
-        too large, or does not say all that can be said. Then (B, 2) the chances of both by instance."""
-        found: dict[str, Any] = dict.fromkeys(("every_message", "every_message_fooled", "every_message_sampled", "questions"))
+        `every_message_fooled` judged as the attackers want, `every_message_sampled` as the first, expected of a sampled
+        verifier; `questions`: as the first, after the verifier's own questions, random and best ones, where it asks
+        any. None where the tree is too large, or does not say all that can be said. Then (B, 2) the chances of both by
+        instance."""
+        found: dict[str, Any] = dict.fromkeys(
+            ("every_message", "every_message_fooled", "every_message_sampled", "questions")
+        )
         value_BW2, ways = self._tree(None if who == VERDICT else who)
         if value_BW2 is None:
             return found, None
@@ -314,17 +345,24 @@ class _Attack:
         turn_RA = protocol.turn_table_SKAC.any(3).any(0)
         rounds = {agent: turn_RA[:, place].nonzero().flatten().tolist() for place, agent in enumerate(protocol.agents)}
         first = min((r for agent in protocol.verifiers for r in rounds[agent]), default=protocol.max_rounds)
-        asks = any(first < r for prover in protocol.provers for r in rounds[prover])  # says anything before a prover's last turn
+        # says anything before a prover's last turn
+        asks = any(first < r for prover in protocol.provers for r in rounds[prover])
         if "best questions" in of and asks:
             asked = {"own": "greedy", "random": "random questions", "best": "best questions"}
             found["questions"] = {name: expected(1 - of[way][:, 1]) for name, way in asked.items()}
         return found, measured
 
     def _tree(self, who: str | None) -> tuple[Tensor | None, Sequence[str]]:
-        """(values, ways) of the tree, all ways or the greedy one alone; (None, ()) where there is no such tree or it is too large."""
+        """(values, ways) of the tree, all ways or the greedy one alone; (None, ()) where there is no such tree or it is
+        too large."""
         scenario = self.target.scenario
         protocol, most = scenario.protocol, self.settings.max_nodes
-        if not most or scenario.linear_symbols or protocol.zero_knowledge is not None or protocol.force_guess is not None:
+        if (
+            not most
+            or scenario.linear_symbols
+            or protocol.zero_knowledge is not None
+            or protocol.force_guess is not None
+        ):
             return None, ()
         if not exact_for(protocol):
             return None, ()
@@ -345,7 +383,8 @@ class _Attack:
         return id_I[self.target.scenario.label_I[id_I] != self.wanted]
 
     def _measured(self, id_I: Tensor) -> Tensor:
-        """All of them that are concerned, or as many as the settings allow, drawn at random: for all wrong verdicts the same."""
+        """All of them that are concerned, or as many as the settings allow, drawn at random: for all wrong verdicts the
+        same."""
         two = self.target.scenario.protocol.two_verdicts
         id_I, most = self._concerned(id_I) if two else id_I, self.settings.max_instances
         if most is not None and most < len(id_I):
@@ -357,8 +396,14 @@ class _Attack:
         """(to train on, kept back), at random."""
         if len(id_I) < 2:
             protocol = self.target.scenario.protocol
-            which = f"with y = {1 - self.wanted}" if protocol.two_verdicts else f"that are not {protocol.verdicts[self.wanted]}"
-            raise UserError(f"--attack: {len(id_I)} training instances {which} are too few to attack {self.goal}; give more")
+            which = (
+                f"with y = {1 - self.wanted}"
+                if protocol.two_verdicts
+                else f"that are not {protocol.verdicts[self.wanted]}"
+            )
+            raise UserError(
+                f"--attack: {len(id_I)} training instances {which} are too few to attack {self.goal}; give more"
+            )
         kept = min(self.settings.selection_instances, len(id_I) // 2)
         id_I = id_I[torch.randperm(len(id_I), generator=generator(self.seed, "kept back")).to(id_I.device)]
         return id_I[kept:], id_I[:kept]

@@ -1,9 +1,11 @@
-"""What an attack is about, and the document that comes of it: rows of attackers in, entries of `evaluation.json` out, for both media.
+"""What an attack is about, and the document that comes of it: rows of attackers in, entries of `evaluation.json` out,
+for both media.
 
 Decisions that matter here:
-- the attacker that counts is chosen by its row's "selection", the share of rightly judged instances that no measurement uses;
-- with more than two verdicts each is attacked on its own (``soundness/<verdict>``). Over all, an instance counts as right only if it was
-  judged rightly whichever wrong verdict was argued for;
+- the attacker that counts is chosen by its row's "selection", the share of rightly judged instances that no measurement
+  uses;
+- with more than two verdicts each is attacked on its own (``soundness/<verdict>``). Over all, an instance counts as
+  right only if it was judged rightly whichever wrong verdict was argued for;
 - attackers of a panel are paid for its verdict. For each member the one counts that did best against its own vote.
 """
 
@@ -30,16 +32,17 @@ ENTRIES = {
 
 
 Row = dict[str, Any]
-"""An attacker: name, kind, size, seed, iterations, mode, selection, held_out, fooled, undecided, curve; docs/evaluation.md has them."""
+"""An attacker: name, kind, size, seed, iterations, mode, selection, held_out, fooled, undecided, curve;
+docs/evaluation.md has them."""
 ByInstance = Mapping[str, Mapping[Any, float]]
-"""What came of a goal: name -> instance -> share of plays. wrong, fooled: against the attacker that counts; where known also ever_wrong:
-against any of them, and every_wrong, every_fooled: whatever is said."""
+"""What came of a goal: name -> instance -> share of plays. wrong, fooled: against the attacker that counts; where known
+also ever_wrong: against any of them, and every_wrong, every_fooled: whatever is said."""
 
 
 @dataclass
 class AttackTable:
-    """The document of an attack, goal by goal. how: what stands in the table of each goal besides: verifier, seed, settings. latest: see
-    `strongest`.
+    """The document of an attack, goal by goal. how: what stands in the table of each goal besides: verifier, seed,
+    settings. latest: see `strongest`.
     """
 
     protocol: Protocol
@@ -59,7 +62,8 @@ class AttackTable:
         winner: int | None = None,
         **more: Any,
     ) -> None:
-        """A goal that was attacked by `agents`. by_member: member of a panel -> rows for its own vote, and their "every_message…" entries.
+        """A goal that was attacked by `agents`. by_member: member of a panel -> rows for its own vote, and their
+        "every_message…" entries.
 
         winner: the row that counts (None: `strongest`). more: further entries of the goal's table.
         """
@@ -84,7 +88,8 @@ class AttackTable:
         self.details[section_of(self.protocol, goal)] = {**table, **self.how}
 
     def entries(self) -> dict[str, Any]:
-        """All of it, with more than two verdicts also over all of `parts`, which are of the goals in the order of `add`."""
+        """All of it, with more than two verdicts also over all of `parts`, which are of the goals in the order of
+        `add`."""
         if not self.protocol.two_verdicts and self.parts:
             self._enter("soundness", 0, self._over_all())
         return {**self.document, "attack": {**self.how, **self.details}}
@@ -97,13 +102,22 @@ class AttackTable:
         def worst(name: str) -> npt.NDArray[np.float64] | None:
             if any(name not in part for part in self.parts):
                 return None
-            return np.array([max(part[name].get(one, 0.0) for part in self.parts) for one in instances], dtype=np.float64)
+            return np.array(
+                [max(part[name].get(one, 0.0) for part in self.parts) for one in instances], dtype=np.float64
+            )
 
         def share(worst_I: npt.NDArray[np.float64] | None, wrong: bool = True) -> dict[str, Any] | None:
             return None if worst_I is None else expected(1 - worst_I if wrong else worst_I)
 
         mode = "sampled" if self.how["verifier"] == "sampled" else ""
-        row = {"name": "the chosen one for each verdict", "kind": "chosen", "size": None, "seed": None, "iterations": 0, "mode": mode}
+        row = {
+            "name": "the chosen one for each verdict",
+            "kind": "chosen",
+            "size": None,
+            "seed": None,
+            "iterations": 0,
+            "mode": mode,
+        }
         row |= {"selection": dict.fromkeys(("estimate", "lower", "upper")) | {"n": 0}, "undecided": None, "curve": []}
         return {
             "agents": sorted({agent for one in goals for agent in one["agents"]}),
@@ -116,8 +130,8 @@ class AttackTable:
 
 
 def strongest(rows: Sequence[Row], latest: bool = False) -> int:
-    """The number of the row that counts: of the fewest rightly judged instances in "selection". latest: the last among equals, not the
-    first."""
+    """The number of the row that counts: of the fewest rightly judged instances in "selection". latest: the last among
+    equals, not the first."""
     return min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row if latest else row))
 
 
@@ -143,14 +157,19 @@ def refuse_unfit(protocol: Protocol) -> None:
 
 
 def attacked_goals(protocol: Protocol, settings: AttackSettings) -> tuple[str, ...]:
-    """What the settings ask for, or else the goals that some prover is paid for; soundness where nobody is paid for either. With more than
-    two verdicts: the soundness of each that some prover is paid for, of all where nobody is paid for any. Raises UserError for a goal that
-    there is not.
+    """What the settings ask for, or else the goals that some prover is paid for; soundness where nobody is paid for
+    either. With more than two verdicts: the soundness of each that some prover is paid for, of all where nobody is paid
+    for any. Raises UserError for a goal that there is not.
     """
     if not protocol.two_verdicts:
         if settings.goals is not None and set(settings.goals) - {"soundness"}:
-            raise UserError("evaluation.attack.goals: got completeness, but of more than two verdicts the soundness of each is attacked")
-        codes = [code for code in range(len(protocol.verdicts)) if _paid(protocol, code)] or range(len(protocol.verdicts))
+            raise UserError(
+                "evaluation.attack.goals: got completeness, but of more than two verdicts the soundness of each is"
+                " attacked"
+            )
+        codes = [code for code in range(len(protocol.verdicts)) if _paid(protocol, code)] or range(
+            len(protocol.verdicts)
+        )
         return tuple(f"soundness/{protocol.verdicts[code]}" for code in codes)
     paid = tuple(goal for goal, right in LABELS.items() if _paid(protocol, 1 - right))
     return settings.goals or paid or ("soundness",)
@@ -167,8 +186,9 @@ def section_of(protocol: Protocol, goal: str) -> str:
 
 
 def entries_of(protocol: Protocol, goal: str, record: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands of an attack beside its table. record: of the attacker that counts. The soundness error is the share of false claims that
-    are accepted: with the best of all messages where every one was tried, else against that attacker."""
+    """What stands of an attack beside its table. record: of the attacker that counts. The soundness error is the share
+    of false claims that are accepted: with the best of all messages where every one was tried, else against that
+    attacker."""
     section = section_of(protocol, goal)
     if section == "refusal":
         reason = f"no prover of {protocol.name} is paid for a rejection; one who wants it can always fail to prove"
@@ -189,7 +209,8 @@ def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
 
 
 def paid_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The provers who are paid for `wanted` where it is wrong, at least in some role. One who chooses its side attacks alone."""
+    """The provers who are paid for `wanted` where it is wrong, at least in some role. One who chooses its side attacks
+    alone."""
     if protocol.chooser is not None:
         return (protocol.chooser,)
     return _paid(protocol, wanted)
@@ -208,8 +229,8 @@ def _roles_for(protocol: Protocol, agent: str, wanted: int) -> set[str] | None:
 
 
 def attacking_roles(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The roles of the episodes in which an attack takes place: those in which somebody is paid for `wanted` where it is wrong; ()
-    where an attacker chooses its own."""
+    """The roles of the episodes in which an attack takes place: those in which somebody is paid for `wanted` where it
+    is wrong; () where an attacker chooses its own."""
     if protocol.chooser is not None:
         return ()
     sought = {role for agent in protocol.provers for role in _roles_for(protocol, agent, wanted) or ()}

@@ -1,12 +1,13 @@
 """Adversarial provers: provers trained against a verifier that no longer learns, and scripts that need no training.
 
 Decisions that matter here:
-- an attacker is trained by proximal policy optimisation, with the losses and advantages of every experiment's PPO, in this process. Only
-  the attackers learn; everybody else's weights are not touched;
-- it is paid the *probability* of the verdict that it wants, at each of the verifier's turns whose decision counts, not for the verdict
-  that was drawn. The expectation is the same (whoever is asked again is paid again, with the chance of being asked again), the variance
-  smaller, and a verifier that is nearly sure still says which lie is the better one;
-- it trains against sampled decisions, whichever verifier is measured: a verifier that always does the likeliest gives no such hint.
+- an attacker is trained by proximal policy optimisation, with the losses and advantages of every experiment's PPO, in
+  this process. Only the attackers learn; everybody else's weights are not touched;
+- it is paid the *probability* of the verdict that it wants, at each of the verifier's turns whose decision counts, not
+  for the verdict that was drawn. The expectation is the same (whoever is asked again is paid again, with the chance of
+  being asked again), the variance smaller, and a verifier that is nearly sure still says which lie is the better one;
+- it trains against sampled decisions, whichever verifier is measured: a verifier that always does the likeliest gives
+  no such hint.
 Source: Schulman et al., "Proximal policy optimization algorithms", 2017, equation 7.
 """
 
@@ -38,10 +39,10 @@ Report = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Attacker:
-    """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent, manual or search. size, seed: of a
-    trained one. greedy: its most likely lies. iterations: how long it was trained. curve: its mean pay in each of them. budget: with
-    extensions, what it came to after each of them. start, search: of one who searches, from whom it goes on, and what it came to after so
-    many tries.
+    """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent, manual or
+    search. size, seed: of a trained one. greedy: its most likely lies. iterations: how long it was trained. curve: its
+    mean pay in each of them. budget: with extensions, what it came to after each of them. start, search: of one who
+    searches, from whom it goes on, and what it came to after so many tries.
     """
 
     name: str
@@ -70,10 +71,15 @@ class Uniform(nn.Module):
         super().__init__()
         self.twin = twin
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy, None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy, None]:
         """A policy without preferences, and no value."""
         policy, _ = self.twin(obs, True, False)
-        level = [None if x is None else torch.where(x > FORBIDDEN_BELOW, 0.0, x) for x in (policy.message, policy.linear, policy.decision)]
+        level = [
+            None if x is None else torch.where(x > FORBIDDEN_BELOW, 0.0, x)
+            for x in (policy.message, policy.linear, policy.decision)
+        ]
         return replace(policy, message=level[0], linear=level[1], decision=level[2]), None
 
 
@@ -84,8 +90,9 @@ def silence(turn: Turn) -> Action:
 
 @dataclass(frozen=True)
 class Target:
-    """Whom an attack is against, and what for. others: everybody who does not attack, as they finished their training. wanted: the verdict
-    that attackers are paid for. ids: the training instances that they learn on. roles: that episodes draw then, () where none are drawn.
+    """Whom an attack is against, and what for. others: everybody who does not attack, as they finished their training.
+    wanted: the verdict that attackers are paid for. ids: the training instances that they learn on. roles: that
+    episodes draw then, () where none are drawn.
     """
 
     scenario: Scenario
@@ -100,8 +107,8 @@ def train_attacker(
 ) -> tuple[float, ...]:
     """Train `networks` (agent -> network, on the scenario's device) in place; returns their mean pay in each iteration.
 
-    report: called with (iterations done, mean pay) after each. The same seed gives the same attackers (CPU). Raises TrainingError when
-    weights do not stay finite.
+    report: called with (iterations done, mean pay) after each. The same seed gives the same attackers (CPU). Raises
+    TrainingError when weights do not stay finite.
     """
     rule = PPOSettings(
         lr=settings.lr,
@@ -130,7 +137,15 @@ def train_attacker(
         for agent, network in networks.items():
             rows = own_rows(target.scenario, played.rollout, agent)
             if len(rows.copy_N):
-                _learn(network, optimizers[agent], rows, pay_BR, settings, rule, stable_seed(seed, "learn", agent, iteration))
+                _learn(
+                    network,
+                    optimizers[agent],
+                    rows,
+                    pay_BR,
+                    settings,
+                    rule,
+                    stable_seed(seed, "learn", agent, iteration),
+                )
         curve.append(float(pay_BR.sum(1).mean()))
         report(iteration + 1, curve[-1])
     for agent, network in networks.items():
@@ -153,7 +168,9 @@ def _learn(
     """Some passes over one agent's turns of an iteration."""
     with torch.no_grad():
         _, value_N = network(rows.obs, False, True)
-        advantage_BR, target_BR = own_turn_advantages(pay_BR, rows.spread(value_N), rows.row_BR >= 0, rule.gamma, rule.lam)
+        advantage_BR, target_BR = own_turn_advantages(
+            pay_BR, rows.spread(value_N), rows.row_BR >= 0, rule.gamma, rule.lam
+        )
         at = (rows.copy_N, rows.round_N)
         advantage_N, target_N = advantage_BR[at], target_BR[at]
     permute, beta = generator(seed, "minibatches"), torch.zeros((), device=value_N.device)
@@ -170,5 +187,10 @@ def _learn(
         torch.manual_seed(stable_seed(seed, "noise"))
         for _ in range(settings.num_epochs):
             order_N = torch.randperm(len(value_N), generator=permute).to(value_N.device)
-            fit(loss, optimizer, order_N.tensor_split(max(1, len(order_N) // settings.minibatch_size)), rule.max_grad_norm)
+            fit(
+                loss,
+                optimizer,
+                order_N.tensor_split(max(1, len(order_N) // settings.minibatch_size)),
+                rule.max_grad_norm,
+            )
     refresh_norms(network, rows.obs)

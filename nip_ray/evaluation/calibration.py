@@ -1,18 +1,24 @@
-"""Calibration of a verifier, as often right as it is sure or not: reliability by bins, Brier score, expected calibration error.
+"""Calibration of a verifier, as often right as it is sure or not: reliability by bins, Brier score, expected
+calibration error.
 
 Decisions that matter here:
-- what is graded is p, the verifier's probability of acceptance among its two verdicts, p(accept) / (p(accept) + p(reject)), at the turn in
-  which it gave its verdict in greedy play. An episode without a verdict has none; their share is reported;
-- reliability is of acceptance: in a bin, how many of the instances are y = 1, beside the mean of p. A calibrated verifier has both equal;
-- with more than two verdicts, p is the probability of the verdict that was given, among the verdicts, and in place of y stands whether it
-  is right (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017: of the predicted class);
-- Brier: the mean of (p - y)^2 (Brier, 1950). ECE: the mean over bins, by their instances, of |mean p - share of y = 1| (Naeini, Cooper and
-  Hauskrecht, AAAI 2015). It is biased upwards, since every bin adds the size of its noise: a perfectly calibrated verifier has about 0.03
-  after 1,000 instances. Perfect calibration can therefore never be shown, only that the error is below the upper end of its interval;
-- the interval of the error follows from what noise can do to a sum of absolute values. It cannot raise it by more than the sum of the
-  noise's own absolute values, so the lower end is that much below (its 97.5th percentile, of instances drawn again, as Efron, 1979, or of
-  labels drawn as a calibrated verifier would have them, as Broecker and Smith, Weather and Forecasting 22, 2007; the larger). It cannot
-  lower the expectation at all, so the upper end is the normal one. Percentiles of the drawn errors would not do: each has the noise twice.
+- what is graded is p, the verifier's probability of acceptance among its two verdicts, p(accept) / (p(accept) +
+  p(reject)), at the turn in which it gave its verdict in greedy play. An episode without a verdict has none; their
+  share is reported;
+- reliability is of acceptance: in a bin, how many of the instances are y = 1, beside the mean of p. A calibrated
+  verifier has both equal;
+- with more than two verdicts, p is the probability of the verdict that was given, among the verdicts, and in place of y
+  stands whether it is right (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017: of
+  the predicted class);
+- Brier: the mean of (p - y)^2 (Brier, 1950). ECE: the mean over bins, by their instances, of |mean p - share of y = 1|
+  (Naeini, Cooper and Hauskrecht, AAAI 2015). It is biased upwards, since every bin adds the size of its noise: a
+  perfectly calibrated verifier has about 0.03 after 1,000 instances. Perfect calibration can therefore never be shown,
+  only that the error is below the upper end of its interval;
+- the interval of the error follows from what noise can do to a sum of absolute values. It cannot raise it by more than
+  the sum of the noise's own absolute values, so the lower end is that much below (its 97.5th percentile, of instances
+  drawn again, as Efron, 1979, or of labels drawn as a calibrated verifier would have them, as Broecker and Smith,
+  Weather and Forecasting 22, 2007; the larger). It cannot lower the expectation at all, so the upper end is the normal
+  one. Percentiles of the drawn errors would not do: each has the noise twice.
 """
 
 import math
@@ -37,8 +43,8 @@ Array = npt.NDArray[np.float64]
 
 
 def calibration(staged: Staged, seed: int) -> dict[str, Any]:
-    """{"brier", "ece", "undecided"} as records, "selective" (`nip_ray.evaluation.selective`), and "bins": a list of {"from", "to",
-    "confidence", "positive"}, empty bins left out.
+    """{"brier", "ece", "undecided"} as records, "selective" (`nip_ray.evaluation.selective`), and "bins": a list of
+    {"from", "to", "confidence", "positive"}, empty bins left out.
     """
     graded_N, y_N = graded_verdicts(staged)
     count = staged.rollout.num_copies
@@ -52,12 +58,15 @@ def calibration(staged: Staged, seed: int) -> dict[str, Any]:
     for number in sorted(set(bin_N.tolist())):
         graded_K, y_K = graded_N[bin_N == number], y_N[bin_N == number]
         ends = {"from": number / NUM_BINS, "to": (number + 1) / NUM_BINS}
-        bins.append({**ends, "confidence": float(graded_K.mean()), "positive": proportion(int(y_K.sum()), len(y_K)).record()})
+        bins.append(
+            {**ends, "confidence": float(graded_K.mean()), "positive": proportion(int(y_K.sum()), len(y_K)).record()}
+        )
     return {**found, "bins": bins}
 
 
 def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
-    """The expected calibration error of probabilities (N,) for labels (N,) of 0 and 1, with its 95 % interval (None for one instance).
+    """The expected calibration error of probabilities (N,) for labels (N,) of 0 and 1, with its 95 % interval (None for
+    one instance).
 
     The interval holds the estimate, and errs to the safe side. seed: of what is drawn for it.
     """
@@ -79,8 +88,8 @@ def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
 
 
 def graded_verdicts(staged: Staged) -> tuple[Array, Array]:
-    """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one. With more than two verdicts: of the
-    verdict itself, and whether it is right. Under a panel's mean: the mean.
+    """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one. With more than two
+    verdicts: of the verdict itself, and whether it is right. Under a panel's mean: the mean.
     """
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     decided_B = rollout.verdict_B != chance_BRD.shape[-1] - 1

@@ -1,11 +1,13 @@
 """Ratings of those who met each other in a table of games: rows against columns, as verifiers against provers.
 
-Bradley-Terry: row r is expected to score 1 / (1 + 10^((column rating - row rating) / 400)). The ratings are of maximum likelihood (Bradley
-and Terry, "Rank analysis of incomplete block designs", Biometrika 39, 1952) with one drawn game added to each pair, without which one that
-won or lost everything would have no rating; their mean over rows and columns is 0. All pairs play the same games, so intervals are over
-games: Student's, of the sum over pairs of what each game moves a rating by (the sandwich estimate of White, "Maximum likelihood estimation
-of misspecified models", Econometrica 50, 1982; it holds too where strength is not transitive, for the rating that endlessly many such games
-would give). Whose games all came out alike has no such spread: there it is what the likelihood's curvature says of independent games.
+Bradley-Terry: row r is expected to score 1 / (1 + 10^((column rating - row rating) / 400)). The ratings are of maximum
+likelihood (Bradley and Terry, "Rank analysis of incomplete block designs", Biometrika 39, 1952) with one drawn game
+added to each pair, without which one that won or lost everything would have no rating; their mean over rows and columns
+is 0. All pairs play the same games, so intervals are over games: Student's, of the sum over pairs of what each game
+moves a rating by (the sandwich estimate of White, "Maximum likelihood estimation of misspecified models", Econometrica
+50, 1982; it holds too where strength is not transitive, for the rating that endlessly many such games would give).
+Whose games all came out alike has no such spread: there it is what the likelihood's curvature says of independent
+games.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ _SMALL = 1e-10
 
 
 def ratings(score_RCN: npt.ArrayLike) -> tuple[list[Mean], list[Mean]]:
-    """The ratings of rows and of columns, with 95 % intervals. score_RCN: what the row scored in each game, 1 for a win, 1/2 for a draw."""
+    """The ratings of rows and of columns, with 95 % intervals. score_RCN: what the row scored in each game, 1 for a
+    win, 1/2 for a draw."""
     from scipy.special import stdtrit
 
     score = np.asarray(score_RCN, dtype=np.float64)
@@ -38,17 +41,22 @@ def ratings(score_RCN: npt.ArrayLike) -> tuple[list[Mean], list[Mean]]:
     error = np.sqrt((moved**2).sum(-1) * games / max(1, games - 1))
     error = np.where(steady | (games == 1), np.sqrt(np.diag(inverse)), error)
     half = _POINTS * error * (Z95 if games == 1 else float(stdtrit(games - 1, 0.975)))
-    made = [Mean(float(x), float(x - side), float(x + side), games) for x, side in zip(_POINTS * strength, half, strict=True)]
+    made = [
+        Mean(float(x), float(x - side), float(x + side), games)
+        for x, side in zip(_POINTS * strength, half, strict=True)
+    ]
     return made[:rows], made[rows:]
 
 
 def fitted(score_RC: npt.ArrayLike, games: int) -> Array:
-    """(R + C,) ratings of rows and columns in points, of mean 0. score_RC: what each row scored in `games` against each column."""
+    """(R + C,) ratings of rows and columns in points, of mean 0. score_RC: what each row scored in `games` against each
+    column."""
     return _POINTS * _fit(score_RC, games)[0]
 
 
 def _fit(score_RC: npt.ArrayLike, games: int) -> tuple[Array, Array]:
-    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones added to each."""
+    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones added to
+    each."""
     total = np.asarray(score_RC, dtype=np.float64) + 0.5
     rows, columns = total.shape
     count = games + 1

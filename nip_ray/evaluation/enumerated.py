@@ -1,8 +1,8 @@
 """Exact figures of games whose situations are all played: nothing was sampled, so there is nothing to be unsure of.
 
 Decisions that matter here:
-- a scenario says which of its instances are one situation (`Scenario.situation_I`); greedy play treats copies alike, so the number of
-  trials is the number of situations, and where all of them were played the figure is the true one;
+- a scenario says which of its instances are one situation (`Scenario.situation_I`); greedy play treats copies alike, so
+  the number of trials is the number of situations, and where all of them were played the figure is the true one;
 - such a record has both ends at its estimate, and `exact`; readers that compare intervals need no case of their own;
 - sampled play stays as it is: every episode draws its own actions.
 """
@@ -15,7 +15,8 @@ from nip_ray.play.scenario import Scenario
 
 
 def distinct_part(scenario: Scenario, id_B: Tensor) -> float | None:
-    """Situations among these instances per instance; None where the instances are a sample, or not all situations are among them."""
+    """Situations among these instances per instance; None where the instances are a sample, or not all situations are
+    among them."""
     situation_I = scenario.situation_I()
     if situation_I is None or len(id_B) == 0:
         return None
@@ -24,7 +25,8 @@ def distinct_part(scenario: Scenario, id_B: Tensor) -> float | None:
 
 
 def as_exact(tree: Any, part: float | None) -> Any:
-    """`tree` with every record {"estimate", "lower", "upper", "n"} in it made exact. part: of `distinct_part`; None changes nothing."""
+    """`tree` with every record {"estimate", "lower", "upper", "n"} in it made exact. part: of `distinct_part`; None
+    changes nothing."""
     if part is None or not isinstance(tree, dict | list):
         return tree
     if isinstance(tree, list):
@@ -45,12 +47,18 @@ def attack_as_exact(entries: dict[str, Any], part: float | None) -> dict[str, An
             continue
         known = ("held_out", "fooled")  # the instances kept back for selection are a sample
         rows = [
-            {**row, **{key: as_exact(row[key], part) for key in known if key in row}} if row["mode"] == "greedy" else row
+            {**row, **{key: as_exact(row[key], part) for key in known if key in row}}
+            if row["mode"] == "greedy"
+            else row
             for row in table["attackers"]
         ]
         every = {key: as_exact(table[key], part) for key in ("every_message", "every_message_fooled") if key in table}
         made["attack"][goal] = {**table, "attackers": rows, **every}
         greedy = any(row["chosen"] and row["mode"] == "greedy" for row in rows)
-        exact = {f"{goal}_under_attack": greedy, goal: greedy, "soundness_error": goal == "soundness" and (greedy or any(every.values()))}
+        exact = {
+            f"{goal}_under_attack": greedy,
+            goal: greedy,
+            "soundness_error": goal == "soundness" and (greedy or any(every.values())),
+        }
         made |= {name: as_exact(made[name], part) for name, known in exact.items() if known and name in made}
     return made

@@ -1,4 +1,5 @@
-"""Examining a run's agents on the instances of a split: every instance once, with the most likely actions or with sampled ones."""
+"""Examining a run's agents on the instances of a split: every instance once, with the most likely actions or with
+sampled ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +33,8 @@ _NO_REGRESSION = MessageRegressionSettings()
 
 
 def players(config: ExperimentConfig, networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Agent -> who plays for it: its network, or what plays the best move where deep Q-learning made its logits values."""
+    """Agent -> who plays for it: its network, or what plays the best move where deep Q-learning made its logits
+    values."""
     if not isinstance(config.algorithm, DQNSettings):
         return dict(networks)
     learned = value_learners(config, tuple(networks))
@@ -55,8 +57,8 @@ class Examination:
         split: str = "test",
         search: tuple[SearchSettings, tuple[str, ...]] | None = None,
     ) -> None:
-        """max_instances: a seeded sample of the split instead of all of it. search: how provers search, and which do; None where none
-        does."""
+        """max_instances: a seeded sample of the split instead of all of it. search: how provers search, and which do;
+        None where none does."""
         self.scenario, self.seed, self.split, self.search = scenario, seed, split, search
         count = len(scenario.ids(split))
         if max_instances is not None and max_instances < count:
@@ -66,8 +68,11 @@ class Examination:
         self.play = BatchedPlay(scenario, str(scenario.label_I.device))
         self.distinct = distinct_part(scenario, self.ids)
 
-    def rollout(self, networks: Mapping[str, nn.Module], greedy: bool, repeat: int = 0, searched: bool = False) -> Rollout:
-        """Every instance once. `repeat` picks other random numbers for sampled actions and episode seeds. searched: provers search."""
+    def rollout(
+        self, networks: Mapping[str, nn.Module], greedy: bool, repeat: int = 0, searched: bool = False
+    ) -> Rollout:
+        """Every instance once. `repeat` picks other random numbers for sampled actions and episode seeds. searched:
+        provers search."""
         mode = {agent: network.training for agent, network in networks.items()}
         for network in networks.values():
             network.eval()
@@ -99,14 +104,16 @@ class Examination:
         return figures
 
     def baseline(self) -> tuple[tuple[int, int] | None, str | None]:
-        """((instances judged rightly, instances) without a prover, by whom): by the better of the scenario's and `alone`."""
+        """((instances judged rightly, instances) without a prover, by whom): by the better of the scenario's and
+        `alone`."""
         fitted = self.scenario.solo_baseline(self.ids)
         if fitted is not None and self.alone is not None and self.alone[0] / self.alone[1] > fitted[0] / fitted[1]:
             return self.alone, "verifier trained alone"
         return fitted, None if fitted is None else FITTED
 
     def trained_with(self) -> torch.Tensor | None:
-        """(B,) bool: which of the instances are training instances as well; None where this cannot be told, or all are by the task."""
+        """(B,) bool: which of the instances are training instances as well; None where this cannot be told, or all are
+        by the task."""
         found_I = self.scenario.occurring() if self.split == "test" and self.scenario.held_out else None
         if found_I is None:
             return None
@@ -118,7 +125,8 @@ class Examination:
         return self.ids if (kept_K := _apart(self.trained_with())) is None else self.ids[kept_K]
 
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """``eval/<name>`` of what the scenario computes exactly, or finds in games of its own; see `Scenario.exact_figures`, `figures`."""
+        """``eval/<name>`` of what the scenario computes exactly, or finds in games of its own; see
+        `Scenario.exact_figures`, `figures`."""
         found = {f"eval/{name}": value for name, value in self.scenario.exact_figures(networks).items()}
         played = ((f"eval/{name}", record["estimate"]) for name, record in self.played(networks).items())
         return {**found, **{key: value for key, value in played if value is not None}}
@@ -138,16 +146,22 @@ class Examination:
     def regression(
         self, networks: Mapping[str, nn.Module], settings: MessageRegressionSettings, rollout: Rollout | None = None
     ) -> dict[str, Mean]:
-        """Agent -> how much its first message says of the label; empty where that is not asked for. rollout: sampled (none: play one)."""
+        """Agent -> how much its first message says of the label; empty where that is not asked for. rollout: sampled
+        (none: play one)."""
         if not settings.enabled:
             return {}
-        return message_regression(self.scenario, self.rollout(networks, greedy=False) if rollout is None else rollout, settings, self.seed)
+        return message_regression(
+            self.scenario, self.rollout(networks, greedy=False) if rollout is None else rollout, settings, self.seed
+        )
 
-    def depth(self, networks: Mapping[str, nn.Module], episodes: int, parts: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
-        """What else there is to say of a verifier: `worst_case` of so many sampled episodes, `calibration`, `message_value`.
+    def depth(
+        self, networks: Mapping[str, nn.Module], episodes: int, parts: Sequence[torch.Tensor]
+    ) -> list[dict[str, Any]]:
+        """What else there is to say of a verifier: `worst_case` of so many sampled episodes, `calibration`,
+        `message_value`.
 
-        docs/evaluation.md has their layout. Of each of `parts` (places among the instances); {} in a game without a verifier. Where a panel
-        decides, of its verdict, and under "deciders" of each member.
+        docs/evaluation.md has their layout. Of each of `parts` (places among the instances); {} in a game without a
+        verifier. Where a panel decides, of its verdict, and under "deciders" of each member.
         """
         protocol = self.scenario.protocol
         if protocol.verifier is None:
@@ -162,11 +176,18 @@ class Examination:
             for who, part in staged.copies(place_K).by(protocol).items():
                 right_K = part.rollout.verdict_B == part.rollout.y_B
                 by[who] = found = {"calibration": as_exact(calibration(part, self.seed), self.distinct)}
-                if value := message_value(self.play, networks, self.ids[place_K], seed_B[place_K], right_K, self.seed, who):
-                    greedy = {way: as_exact(value[way], self.distinct) for way in value.keys() & {"heard", "silenced", "without"}}
+                if value := message_value(
+                    self.play, networks, self.ids[place_K], seed_B[place_K], right_K, self.seed, who
+                ):
+                    greedy = {
+                        way: as_exact(value[way], self.distinct)
+                        for way in value.keys() & {"heard", "silenced", "without"}
+                    }
                     found["message_value"] = {way: greedy.get(way, record) for way, record in value.items()}
                 if rollouts:
-                    found["worst_case"] = worst_case(protocol, [seen[who] for seen in sampled], self.scenario.group_I(), who)
+                    found["worst_case"] = worst_case(
+                        protocol, [seen[who] for seen in sampled], self.scenario.group_I(), who
+                    )
             made.append({**by.pop(VERDICT), **({"deciders": by} if by else {})})
         return made
 
@@ -180,8 +201,8 @@ class Examination:
         regression: MessageRegressionSettings = _NO_REGRESSION,
         episodes: int | None = None,
     ) -> dict[str, Any]:
-        """What `evaluation.json` holds: figures with intervals for greedy and sampled play and against provers that search, exact ones in a
-        game that has such.
+        """What `evaluation.json` holds: figures with intervals for greedy and sampled play and against provers that
+        search, exact ones in a game that has such.
 
         episodes: with what `depth` finds, of so many episodes (None: without).
         """
@@ -222,7 +243,9 @@ class Examination:
         if played := self.played(networks):
             document["figures"] = played
         if episodes is not None:
-            whole, *apart = self.depth(networks, episodes, [torch.arange(len(self.ids)), *([] if kept_K is None else [kept_K])])
+            whole, *apart = self.depth(
+                networks, episodes, [torch.arange(len(self.ids)), *([] if kept_K is None else [kept_K])]
+            )
             document |= whole
             for found in apart:
                 document["unseen"] |= found
@@ -231,4 +254,8 @@ class Examination:
 
 def _apart(trained_B: torch.Tensor | None) -> torch.Tensor | None:
     """The places of the instances that are no training instances; None where all are, none is, or nobody knows."""
-    return None if trained_B is None or bool(trained_B.all()) or not bool(trained_B.any()) else (~trained_B).nonzero().flatten()
+    return (
+        None
+        if trained_B is None or bool(trained_B.all()) or not bool(trained_B.any())
+        else (~trained_B).nonzero().flatten()
+    )

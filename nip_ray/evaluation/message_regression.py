@@ -1,11 +1,13 @@
-"""How much an agent's first message says of the label: a perceptron reads the label off it and is examined on messages kept back.
+"""How much an agent's first message says of the label: a perceptron reads the label off it and is examined on messages
+kept back.
 
 Decisions that matter here:
 - the message is the one that the agent *sent*, in the first round in which it can have a turn, with sampled actions;
-- the perceptron sees symbols one-hot, by channel and position, and nothing else: neither the instance nor what was said before. A
-  symbol that means something only beside its instance (a node of a graph, by its number) tells it nothing. A score near the share of
-  the larger class says that there is no code, not that the message is of no use.
-Source: the message regression of Hammond and Adam-Day's library, which looks at the message that was received. Sizes are theirs.
+- the perceptron sees symbols one-hot, by channel and position, and nothing else: neither the instance nor what was said
+  before. A symbol that means something only beside its instance (a node of a graph, by its number) tells it nothing. A
+  score near the share of the larger class says that there is no code, not that the message is of no use.
+Source: the message regression of Hammond and Adam-Day's library, which looks at the message that was received. Sizes
+are theirs.
 """
 
 import math
@@ -26,27 +28,36 @@ _KEPT_BACK = 0.2  # share of the messages that the perceptron is examined on
 _HIDDEN, _MINIBATCH, _LR = 64, 512, 0.001
 
 
-def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Mean]:
+def message_regression(
+    scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int
+) -> dict[str, Mean]:
     """Agent -> accuracy on the messages kept back, with its interval.
 
-    rollout: each instance once, so that what is kept back is new, with sampled actions. Left out is an agent that sends nothing, and
-    one with too few messages to learn from some and keep some back.
+    rollout: each instance once, so that what is kept back is new, with sampled actions. Left out is an agent that sends
+    nothing, and one with too few messages to learn from some and keep some back.
     """
     agents = scenario.protocol.agents if settings.agents is None else settings.agents
     found = {}
     for agent in agents:
         said_NX, y_N = first_messages(scenario, rollout, agent)
-        score = _score(said_NX, y_N, settings.num_epochs, stable_seed(seed, "message regression", agent), len(scenario.protocol.verdicts))
+        score = _score(
+            said_NX,
+            y_N,
+            settings.num_epochs,
+            stable_seed(seed, "message regression", agent),
+            len(scenario.protocol.verdicts),
+        )
         if score is not None:
             found[agent] = score
     return found
 
 
 def first_messages(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Tensor, Tensor]:
-    """What `agent` sent in the first round in which it can have a turn, and the labels, in the copies in which it had that turn.
+    """What `agent` sent in the first round in which it can have a turn, and the labels, in the copies in which it had
+    that turn.
 
-    (N, X) float: one-hot symbols of each channel that it writes to and each position, then linear ones likewise; a channel in which
-    it was silent has zeros. (N,) int64 labels. Both on the CPU.
+    (N, X) float: one-hot symbols of each channel that it writes to and each position, then linear ones likewise; a
+    channel in which it was silent has zeros. (N,) int64 labels. Both on the CPU.
     """
     protocol = scenario.protocol
     index, writes = protocol.agents.index(agent), list(protocol.writes[agent])
@@ -86,5 +97,9 @@ def _fitted(said_NX: Tensor, y_N: Tensor, num_epochs: int, seed: int, labels: in
     optimizer = FlatOptimizer([ParameterGroup("actor", "reader", list(reader.parameters()), 1.0)], _LR)
     for epoch in range(num_epochs):
         order_N = torch.randperm(len(y_N), generator=generator(seed, "minibatches", epoch))
-        fit(lambda index: nn.functional.cross_entropy(reader(said_NX[index]), y_N[index]), optimizer, order_N.split(_MINIBATCH))
+        fit(
+            lambda index: nn.functional.cross_entropy(reader(said_NX[index]), y_N[index]),
+            optimizer,
+            order_N.split(_MINIBATCH),
+        )
     return reader

@@ -1,13 +1,15 @@
 """The worst that provers can do, computed over the tree of dialogues instead of sought by training.
 
 Decisions that matter here:
-- in every round the attacking provers choose together and know all that was said before, also in channels that they do not read. So no
-  provers do better, and where there is one, who sees everything, some do as well. They maximise, the verifier does as it was trained;
-- a node is a dialogue so far in which nobody has decided. Only what can be said is tried (or nothing), and a node is evaluated once,
-  for all four ways in which the verifier may play (`WAYS`). Its own likeliest words are fixed by what was said before, so where these
-  alone are asked for (``ways=("greedy",)``) only provers branch;
+- in every round the attacking provers choose together and know all that was said before, also in channels that they do
+  not read. So no provers do better, and where there is one, who sees everything, some do as well. They maximise, the
+  verifier does as it was trained;
+- a node is a dialogue so far in which nobody has decided. Only what can be said is tried (or nothing), and a node is
+  evaluated once, for all four ways in which the verifier may play (`WAYS`). Its own likeliest words are fixed by what
+  was said before, so where these alone are asked for (``ways=("greedy",)``) only provers branch;
 - an attacker who chooses its side (`Protocol.chooser`) takes the better one: there is a tree for each;
-- two things are maximised on their own: that the wanted verdict is given, and that the right one is not (nobody may decide at all).
+- two things are maximised on their own: that the wanted verdict is given, and that the right one is not (nobody may
+  decide at all).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,8 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 
 WAYS = ("greedy", "sampled", "random questions", "best questions")
-"""Likeliest words and verdicts; sampled ones; the likeliest verdict after questions drawn at random; after the best questions there are."""
+"""Likeliest words and verdicts; sampled ones; the likeliest verdict after questions drawn at random; after the best
+questions there are."""
 
 _BATCH = 2048  # nodes at once
 
@@ -33,8 +36,8 @@ class TooManyNodes(Exception):
 
 
 def exact_for(protocol: Protocol) -> bool:
-    """True if a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast before, and an attacker
-    who chooses its side must do so in the first round, with nobody beside it.
+    """True if a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast
+    before, and an attacker who chooses its side must do so in the first round, with nobody beside it.
     """
     if protocol.chooser is not None and {agent for agent, _ in protocol.turns[0][0]} != {protocol.chooser}:
         return False
@@ -47,8 +50,8 @@ def exact_for(protocol: Protocol) -> bool:
 class MessageTree:
     """The dialogues of `networks` (agent -> network, in evaluation mode) in which `attackers` say what they want.
 
-    wanted: a verdict. ways: of `WAYS`. max_nodes: of all instances together. who: the member of a panel whose vote counts (none: the
-    verdict counts).
+    wanted: a verdict. ways: of `WAYS`. max_nodes: of all instances together. who: the member of a panel whose vote
+    counts (none: the verdict counts).
     """
 
     scenario: Scenario
@@ -62,7 +65,8 @@ class MessageTree:
 
     @torch.no_grad()
     def values(self, id_B: Tensor, seed_B: Tensor) -> Tensor:
-        """(B, W, 2) for each instance and way: the probability of the wanted verdict, and of any but the right one, after the best answers.
+        """(B, W, 2) for each instance and way: the probability of the wanted verdict, and of any but the right one,
+        after the best answers.
 
         Raises TooManyNodes, as soon as it is plain that there would be.
         """
@@ -72,7 +76,11 @@ class MessageTree:
             play = BatchedPlay(self.scenario, str(self.scenario.label_I.device))
             play.reset(id_B[here], seed_B[here])
             protocol = self.scenario.protocol
-            seeds = [protocol.seeds_within((side,), seed_B[here]) for side in protocol.roles] if protocol.chooser else [seed_B[here]]
+            seeds = (
+                [protocol.seeds_within((side,), seed_B[here]) for side in protocol.roles]
+                if protocol.chooser
+                else [seed_B[here]]
+            )
             sides = [self._values(id_B[here], seeds_B, play.main_BRACM, 0) for seeds_B in seeds]
             found.append(torch.stack(sides).amax(0))
             if first == 0 and self.nodes * len(id_B) / len(found[0]) > 2 * self.max_nodes:
@@ -95,7 +103,8 @@ class MessageTree:
             return decided_NW2
         # All that can be said in this round; raises TooManyNodes where that alone is too much to be held.
         children = _Children(play.main_BRACM[:, play.round], len(self.ways))
-        order = [*self.attackers, *(agent for agent in play.protocol.agents if agent not in self.attackers)]  # those who maximise first
+        # those who maximise first
+        order = [*self.attackers, *(agent for agent in play.protocol.agents if agent not in self.attackers)]
         for agent in order:
             if agent in asked:
                 self._say(children, play, agent, *asked[agent])
@@ -109,7 +118,8 @@ class MessageTree:
         return decided_NW2 + on_NW[:, :, None] * children.joined(value_KW2, self.ways, len(id_N))
 
     def _round(self, play: BatchedPlay) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Policy]]]:
-        """((N, W, 2) chances that the round brings the two, (N, W) that it brings no verdict, who may say what in it: see `policies`)."""
+        """((N, W, 2) chances that the round brings the two, (N, W) that it brings no verdict, who may say what in it:
+        see `policies`)."""
         protocol, count = play.protocol, len(play.id_B)
         decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
         on_NW = torch.ones(count, len(self.ways), device=play.device)
@@ -127,11 +137,14 @@ class MessageTree:
                 chance_NWD = panel_chances(protocol.panel, voted, last, grade_KM).view(chance_NWD.shape)
             on_NW = chance_NWD[:, :, protocol.undecided].clone()
             wrong_NV = torch.arange(protocol.undecided, device=play.device) != play.state.y_B[:, None]
-            decided_NW2 = torch.stack([chance_NWD[:, :, self.wanted], (chance_NWD[:, :, :-1] * wrong_NV[:, None]).sum(-1)], -1)
+            decided_NW2 = torch.stack(
+                [chance_NWD[:, :, self.wanted], (chance_NWD[:, :, :-1] * wrong_NV[:, None]).sum(-1)], -1
+            )
         return decided_NW2, on_NW, asked
 
     def _chances(self, play: BatchedPlay, copy_N: Tensor, policy: Policy) -> Tensor:
-        """(all copies, W, D) of one who decides: its chances of each verdict and of continuing, which is certain where it has no turn."""
+        """(all copies, W, D) of one who decides: its chances of each verdict and of continuing, which is certain where
+        it has no turn."""
         assert policy.decision is not None
         assert policy.may_decide is not None
         chance_ND = torch.softmax(policy.decision.double(), -1).float()
@@ -170,16 +183,22 @@ class MessageTree:
                 weight_NWS = torch.stack([torch.cat([by_way[way], silent_N1.float()], 1) for way in self.ways], 1)
                 option_NS = (weight_NWS > 0).any(1)
             # out of play: one option, silence
-            option_NS = torch.where(speaks_N[:, None], option_NS, torch.eye(option_NS.shape[1], device=play.device)[-1].bool())
-            weight_NWS = torch.where(speaks_N[:, None, None], weight_NWS, torch.eye(option_NS.shape[1], device=play.device)[-1])
+            option_NS = torch.where(
+                speaks_N[:, None], option_NS, torch.eye(option_NS.shape[1], device=play.device)[-1].bool()
+            )
+            weight_NWS = torch.where(
+                speaks_N[:, None, None], weight_NWS, torch.eye(option_NS.shape[1], device=play.device)[-1]
+            )
             children.add(row_N, option_NS, weight_NWS, (index, channel, factor % size), attacks)
-            if len(children.parent_K) > max(4 * self.max_nodes, _BATCH):  # not all need be nodes: a verdict may have come before
+            # not all need be nodes: a verdict may have come before
+            if len(children.parent_K) > max(4 * self.max_nodes, _BATCH):
                 raise TooManyNodes(self.nodes + len(children.parent_K))
 
 
 class _Children:
-    """What can be said in a round. parent_K: whose child. said_KACM: the round's messages. group_K: children of one choice of the attackers
-    share a number. weight_KW: in each way, how likely the others say this (for the best questions: whether they can)."""
+    """What can be said in a round. parent_K: whose child. said_KACM: the round's messages. group_K: children of one
+    choice of the attackers share a number. weight_KW: in each way, how likely the others say this (for the best
+    questions: whether they can)."""
 
     def __init__(self, said_NACM: Tensor, ways: int) -> None:
         self.said_KACM = torch.full_like(said_NACM, -1)
@@ -187,8 +206,11 @@ class _Children:
         self.owner_G = self.parent_K
         self.weight_KW = torch.ones(len(said_NACM), ways, device=said_NACM.device)
 
-    def add(self, row_N: Tensor, option_RS: Tensor, weight_RWS: Tensor, place: tuple[int, int, int], attacks: bool) -> None:
-        """Every child says each of its parent's options at `place` (agent, channel, position). row_N: row of a parent, -1 for none."""
+    def add(
+        self, row_N: Tensor, option_RS: Tensor, weight_RWS: Tensor, place: tuple[int, int, int], attacks: bool
+    ) -> None:
+        """Every child says each of its parent's options at `place` (agent, channel, position). row_N: row of a parent,
+        -1 for none."""
         row_K = row_N[self.parent_K]
         option_KS = option_RS[row_K.clamp_min(0)]
         option_KS[row_K < 0] = torch.eye(option_KS.shape[1], device=row_K.device)[-1].bool()
@@ -197,7 +219,11 @@ class _Children:
         weight_JW[row_K[child_J] < 0] = 1
         said = self.said_KACM[child_J]
         said[:, *place] = torch.where(symbol_J == option_KS.shape[1] - 1, -1, symbol_J)
-        self.said_KACM, self.parent_K, self.weight_KW = said, self.parent_K[child_J], self.weight_KW[child_J] * weight_JW
+        self.said_KACM, self.parent_K, self.weight_KW = (
+            said,
+            self.parent_K[child_J],
+            self.weight_KW[child_J] * weight_JW,
+        )
         if attacks:  # each choice is a group of its own
             self.group_K = torch.arange(len(child_J), device=row_K.device)
             self.owner_G = self.parent_K
@@ -205,7 +231,8 @@ class _Children:
             self.group_K = self.group_K[child_J]
 
     def joined(self, value_KW2: Tensor, ways: Sequence[str], count: int) -> Tensor:
-        """(count, W, 2) of the parents: the mean over the others' words (for the best questions the least), then the attackers' best."""
+        """(count, W, 2) of the parents: the mean over the others' words (for the best questions the least), then the
+        attackers' best."""
         groups, parts = len(self.owner_G), []
         group_K2 = self.group_K[:, None].expand(-1, 2)
         for number, way in enumerate(ways):
@@ -218,4 +245,6 @@ class _Children:
                 parts.append(start_G2.scatter_add(0, group_K2, weight_K1 * value_K2))
         value_GW2 = torch.stack(parts, 1)
         owner_GW2 = self.owner_G[:, None, None].expand_as(value_GW2)
-        return torch.zeros(count, *value_GW2.shape[1:], device=value_GW2.device).scatter_reduce(0, owner_GW2, value_GW2, "amax")
+        return torch.zeros(count, *value_GW2.shape[1:], device=value_GW2.device).scatter_reduce(
+            0, owner_GW2, value_GW2, "amax"
+        )

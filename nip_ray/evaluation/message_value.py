@@ -1,15 +1,19 @@
 """What the provers' messages are worth: the accuracy that is lost when the verifier hears something else.
 
 Decisions that matter here:
-- everybody does the likeliest, on the same instances and under the same episode seeds: the losses are paired, instance by instance;
-- instances are put into a random order first: a split may be sorted by its labels, and what a neighbour says would then be right;
-- `silenced`: the verifier hears nothing. `shuffled`: in each round it hears what the provers said in the same round about another instance,
-  drawn at random among those of the batch, so that symbols are as frequent as ever and mean nothing; where nobody else has the turn it
-  hears nothing. `other_instance`: the provers are shown another instance (each the next one of a random cycle through all of them) all
-  the time, and answer the verifier's questions about that one. With one instance there is no other, and neither of the two;
-- `without`: one of several provers is silenced and the others are heard, which is what a judge profits from a critic, say;
-- a verifier whose messages are worth nothing loses nothing by any of them; one that is only out of its depth when it hears what it never
-  heard in training loses by `silenced` and not by the others.
+- everybody does the likeliest, on the same instances and under the same episode seeds: the losses are paired, instance
+  by instance;
+- instances are put into a random order first: a split may be sorted by its labels, and what a neighbour says would then
+  be right;
+- `silenced`: the verifier hears nothing. `shuffled`: in each round it hears what the provers said in the same round
+  about another instance, drawn at random among those of the batch, so that symbols are as frequent as ever and mean
+  nothing; where nobody else has the turn it hears nothing. `other_instance`: the provers are shown another instance
+  (each the next one of a random cycle through all of them) all the time, and answer the verifier's questions about that
+  one. With one instance there is no other, and neither of the two;
+- `without`: one of several provers is silenced and the others are heard, which is what a judge profits from a critic,
+  say;
+- a verifier whose messages are worth nothing loses nothing by any of them; one that is only out of its depth when it
+  hears what it never heard in training loses by `silenced` and not by the others.
 """
 
 import math
@@ -32,13 +36,19 @@ WAYS = ("silenced", "shuffled", "other_instance")
 
 
 def message_value(
-    play: BatchedPlay, networks: Mapping[str, nn.Module], id_B: Tensor, seed_B: Tensor, right_B: Tensor, seed: int, who: str = VERDICT
+    play: BatchedPlay,
+    networks: Mapping[str, nn.Module],
+    id_B: Tensor,
+    seed_B: Tensor,
+    right_B: Tensor,
+    seed: int,
+    who: str = VERDICT,
 ) -> dict[str, Any]:
-    """{"heard": accuracy, way: {"accuracy", "lost"}} as records, for each of `WAYS`, and {"without": {prover: the same}} of several
-    provers; {} where there is no verifier, or no prover.
+    """{"heard": accuracy, way: {"accuracy", "lost"}} as records, for each of `WAYS`, and {"without": {prover: the
+    same}} of several provers; {} where there is no verifier, or no prover.
 
-    right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode seeds). who: the
-    verdict, or a member of a panel.
+    right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode
+    seeds). who: the verdict, or a member of a panel.
     """
     protocol, count = play.protocol, len(id_B)
     if protocol.verifier is None or not protocol.provers:
@@ -53,7 +63,8 @@ def message_value(
         players = {agent: Player(network) for agent, network in networks.items()}
         for prover in provers:
             if way == "other_instance":
-                players[prover] = Player(networks[prover], shown_B=id_B.roll(-1))  # in random order, so that it is a random cycle
+                # in random order, so that it is a random cycle
+                players[prover] = Player(networks[prover], shown_B=id_B.roll(-1))
             else:
                 edit = silence if way == "silenced" else _shuffling(generator(seed, "shuffled", prover))
                 players[prover] = Player(networks[prover], edit=edit)
@@ -69,7 +80,8 @@ def message_value(
 
 
 def _shuffling(order: torch.Generator) -> Edit:
-    """Whoever speaks in a round hears himself quoted on another instance: a permutation of the copies in which he has the turn."""
+    """Whoever speaks in a round hears himself quoted on another instance: a permutation of the copies in which he has
+    the turn."""
 
     def shuffled(turn: Turn) -> Action:
         count = len(turn.copy_N)

@@ -1,10 +1,11 @@
-"""What a rollout says of the verifier, of everyone's pay and of zero knowledge, as flat metrics; and the worst of several rollouts.
+"""What a rollout says of the verifier, of everyone's pay and of zero knowledge, as flat metrics; and the worst of
+several rollouts.
 
 Decisions that matter here:
 - keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` before them. docs/metrics.md defines each;
 - a share of no episodes has no value, so its key is left out; a game without a verifier has no ``verifier/…`` at all;
-- ``verifier`` stands for the role, whatever the agent is called. Where a panel decides it stands for the panel's verdict, and every member
-  has the same shares of its own vote under its name: ``judge0/accuracy`` and so on.
+- ``verifier`` stands for the role, whatever the agent is called. Where a panel decides it stands for the panel's
+  verdict, and every member has the same shares of its own vote under its name: ``judge0/accuracy`` and so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,14 +35,18 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
     found = {name: successes / n for name, (successes, n) in _counts(protocol, rollout, groups).items() if n}
     if (honesty := _score_difference(protocol, rollout).estimate) is not None:
         found["score_difference"] = honesty
-    return found | {name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)}
+    return found | {
+        name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)
+    }
 
 
-def evaluation_record(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, dict[str, float | int | None]]:
+def evaluation_record(
+    protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]
+) -> dict[str, dict[str, float | int | None]]:
     """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON.
 
-    Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play each
-    instance once, because repeated plays of one instance are not independent trials.
+    Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play
+    each instance once, because repeated plays of one instance are not independent trials.
     """
     found = {name: proportion(*count).record() for name, count in _counts(protocol, rollout, groups).items()}
     if not protocol.two_verdicts:
@@ -50,7 +55,9 @@ def evaluation_record(protocol: Protocol, rollout: Rollout, groups: Mapping[str,
         counts = {}
         for label, name in enumerate(protocol.verdicts):
             given = np.bincount(verdict_B[y_B == label], minlength=protocol.undecided + 1).tolist()
-            counts |= {f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)}
+            counts |= {
+                f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)
+            }
         found |= {key: proportion(k, n).record() for key, (k, n) in counts.items()}
     if (honesty := _score_difference(protocol, rollout)).estimate is not None:
         found["score_difference"] = honesty.record()
@@ -83,8 +90,11 @@ def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:
     return {role: role_B == place for place, role in enumerate(protocol.roles)}
 
 
-def verdict_counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, tuple[int, int]]:
-    """Key -> (successes, trials) of every share; group values that do not occur have no key. who: the first part of every key."""
+def verdict_counts(
+    protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT
+) -> dict[str, tuple[int, int]]:
+    """Key -> (successes, trials) of every share; group values that do not occur have no key. who: the first part of
+    every key."""
     verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
     correct_B = verdict_B == y_B
     counts = {
@@ -112,7 +122,8 @@ def _episode_values(protocol: Protocol, rollout: Rollout) -> dict[str, Array]:
 
 
 def simulation_values(rollout: Rollout) -> dict[str, Array]:
-    """Key -> (B',) mean distance of each episode that has any; {} without zero knowledge, no key where nothing could be compared."""
+    """Key -> (B',) mean distance of each episode that has any; {} without zero knowledge, no key where nothing could be
+    compared."""
     if rollout.simulation_BR2 is None:
         return {}
     found = {}
@@ -127,11 +138,13 @@ def simulation_values(rollout: Rollout) -> dict[str, Array]:
 
 
 def symbol_distance(scenario: Scenario, rollout: Rollout) -> tuple[float, int] | None:
-    """(distance, episodes): total variation between the kinds of symbols that the adversarial verifier and the simulator sent.
+    """(distance, episodes): total variation between the kinds of symbols that the adversarial verifier and the
+    simulator sent.
 
-    In every round, channel and position apart, over the copies in which both spoke; their mean weighted by the number of these copies.
-    Kinds: `Scenario.symbol_kinds`. Two samples of the very same distribution are not at 0: with n episodes and k equally likely kinds
-    at about sqrt(k / (pi n)). None without zero knowledge, or where the two never spoke.
+    In every round, channel and position apart, over the copies in which both spoke; their mean weighted by the number
+    of these copies. Kinds: `Scenario.symbol_kinds`. Two samples of the very same distribution are not at 0: with n
+    episodes and k equally likely kinds at about sqrt(k / (pi n)). None without zero knowledge, or where the two never
+    spoke.
     """
     protocol = scenario.protocol
     if protocol.zero_knowledge is None:
@@ -145,7 +158,9 @@ def symbol_distance(scenario: Scenario, rollout: Rollout) -> tuple[float, int] |
     total, weight = 0.0, 0
     for factor in there_BF.any(0).nonzero().flatten().tolist():
         copy_N = there_BF[:, factor].nonzero().flatten()
-        first_N, second_N = (scenario.symbol_kinds(rollout.id_B[copy_N], said_BF[copy_N, factor]) for said_BF in (first_BF, second_BF))
+        first_N, second_N = (
+            scenario.symbol_kinds(rollout.id_B[copy_N], said_BF[copy_N, factor]) for said_BF in (first_BF, second_BF)
+        )
         size = int(torch.maximum(first_N.max(), second_N.max())) + 1
         counts = torch.bincount(first_N, minlength=size) - torch.bincount(second_N, minlength=size)
         total += float(counts.abs().sum()) / (2 * len(first_N)) * len(copy_N)
@@ -153,14 +168,18 @@ def symbol_distance(scenario: Scenario, rollout: Rollout) -> tuple[float, int] |
     return (total / weight, rollout.num_copies) if weight else None
 
 
-def worst_case(protocol: Protocol, rollouts: Sequence[Rollout], groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, Any]:
+def worst_case(
+    protocol: Protocol, rollouts: Sequence[Rollout], groups: Mapping[str, Tensor], who: str = VERDICT
+) -> dict[str, Any]:
     """{"episodes": E, name: record} with the names of `verdict_counts`.
 
-    An instance counts as right only if the verdict was right in *every* episode, with sampled actions and other episode seeds in each (what
-    a prover who may try again comes to); as undecided if any was. So each instance is one trial, and the exact interval of a share holds.
-    The more episodes, the lower the metric: ones of different numbers of episodes are not to be compared.
+    An instance counts as right only if the verdict was right in *every* episode, with sampled actions and other episode
+    seeds in each (what a prover who may try again comes to); as undecided if any was. So each instance is one trial,
+    and the exact interval of a share holds. The more episodes, the lower the metric: ones of different numbers of
+    episodes are not to be compared.
 
-    rollouts: E sampled ones of the same instances, in the same order. groups: as of `Scenario.group_I`. who: as of `verdict_counts`.
+    rollouts: E sampled ones of the same instances, in the same order. groups: as of `Scenario.group_I`. who: as of
+    `verdict_counts`.
     """
     first = rollouts[0]
     verdict_EB = torch.stack([rollout.verdict_B for rollout in rollouts])
@@ -168,7 +187,8 @@ def worst_case(protocol: Protocol, rollouts: Sequence[Rollout], groups: Mapping[
     # of an instance's episodes the first that went wrong; undecided ones are wrong, so they are found
     worst_B = verdict_EB.gather(0, wrong_EB.long().argmax(0)[None])[0]
     counts = verdict_counts(protocol, replace(first, verdict_B=worst_B), groups, who)
-    if not protocol.two_verdicts:  # whose claims are made differs by episode: of all of them, a verdict that was ever given counts
+    # whose claims are made differs by episode: of all of them, a verdict that was ever given counts
+    if not protocol.two_verdicts:
         counts = {name: count for name, count in counts.items() if name.startswith(f"{who}/accuracy")}
         for code, name in enumerate(protocol.verdicts):
             other_B = first.y_B != code

@@ -5,4 +5,6 @@ import warnings
 from nip_ray.protocols.drawing import drawing
 
 __all__ = ["drawing"]
-warnings.warn("nip_ray.evaluation.protocols_page: import drawing from nip_ray.protocols.drawing", DeprecationWarning, stacklevel=2)
+warnings.warn(
+    "nip_ray.evaluation.protocols_page: import drawing from nip_ray.protocols.drawing", DeprecationWarning, stacklevel=2
+)

@@ -1,4 +1,5 @@
-"""What a verifier that was trained alone reached, out of the folder of its run: the other half of the baseline without a prover."""
+"""What a verifier that was trained alone reached, out of the folder of its run: the other half of the baseline without
+a prover."""
 
 from typing import Any
 
@@ -12,10 +13,11 @@ _KEY = "evaluation.solo_run"
 
 
 def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
-    """(held-out pairs that the verifier of `evaluation.solo_run` judged rightly, held-out pairs), greedy; None where no run is named.
+    """(held-out pairs that the verifier of `evaluation.solo_run` judged rightly, held-out pairs), greedy; None where no
+    run is named.
 
-    Raises UserError where that is no finished run of a verifier alone, on the same data and with as many message-passing layers, that
-    was examined on all held-out pairs.
+    Raises UserError where that is no finished run of a verifier alone, on the same data and with as many
+    message-passing layers, that was examined on all held-out pairs.
     """
     from nip_ray.config.load import load_stored_config
 
@@ -23,22 +25,36 @@ def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
     if path is None:
         return None
     if not isinstance(config.scenario, GraphIsomorphismSettings):
-        raise UserError(f"{_KEY}: the baseline that it is for is one of graph_isomorphism (got {config.scenario.name}), leave it out")
+        raise UserError(
+            f"{_KEY}: the baseline that it is for is one of graph_isomorphism (got {config.scenario.name}), leave"
+            " it out"
+        )
     try:
         folder = RunFolder.open(path)
     except UserError as error:
         raise UserError(f"{_KEY}: {error}; name a finished run, or go without (--set {_KEY}=null)") from None
     with folder:
         other = load_stored_config(folder.path / CONFIG)
-        if not isinstance(other, ExperimentConfig) or "solo" not in (other.algorithm.name, other.protocol.name.partition("_")[0]):
-            raise UserError(f"{_KEY}: {path}: its verifier does not play alone, name a run of algorithm solo or protocol solo_verifier")
+        if not isinstance(other, ExperimentConfig) or "solo" not in (
+            other.algorithm.name,
+            other.protocol.name.partition("_")[0],
+        ):
+            raise UserError(
+                f"{_KEY}: {path}: its verifier does not play alone, name a run of algorithm solo or protocol"
+                " solo_verifier"
+            )
         if other.scenario.name != config.scenario.name or _seen(other) != _seen(config):
-            raise UserError(f"{_KEY}: {path}: has other scenario.data or another num_gnn_layers of the verifier, take the same")
+            raise UserError(
+                f"{_KEY}: {path}: has other scenario.data or another num_gnn_layers of the verifier, take the same"
+            )
         if not (folder.path / "evaluation.json").is_file():
             raise UserError(f"{_KEY}: {path}: has no evaluation.json, let it finish first")
         record: dict[str, Any] = folder.read_json("evaluation.json").get("greedy", {}).get("verifier/accuracy", {})
     if not record.get("n") or other.evaluation.max_instances is not None:
-        raise UserError(f"{_KEY}: {path}: was not evaluated on all held-out pairs, train it with evaluation.greedy and no max_instances")
+        raise UserError(
+            f"{_KEY}: {path}: was not evaluated on all held-out pairs, train it with evaluation.greedy and no"
+            " max_instances"
+        )
     return round(record["estimate"] * record["n"]), record["n"]
 
 

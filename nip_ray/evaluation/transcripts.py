@@ -1,8 +1,10 @@
 """What was said, in words that a reader and a JSON file can hold: one record an episode, one picture an instance.
 
 Decisions that matter here:
-- rollouts keep no logits, so a decider's probabilities are computed again from what it saw, for the few episodes that are written out;
-- a picture depends on the instance alone, so it stands in the run folder once (`instances.json`), not in every evaluation's transcripts.
+- rollouts keep no logits, so a decider's probabilities are computed again from what it saw, for the few episodes that
+  are written out;
+- a picture depends on the instance alone, so it stands in the run folder once (`instances.json`), not in every
+  evaluation's transcripts.
 """
 
 import json
@@ -26,14 +28,13 @@ def transcript_records(
 ) -> Iterator[dict[str, Any]]:
     """The first `limit` copies of `rollout`, each as a mapping of plain JSON values:
 
-    instance (id), label, seed (of the episode), role (that it drew, where roles are drawn), length (rounds played), verdict (its name,
-    or "undecided"), correct, votes (of a panel: member -> the same words), reward (agent -> sum over the episode), rounds: a
-    list of {round, turns}, and turns:
-    a list of {agent, channel, message} in the protocol's order. A turn has "linear" where the scenario has a second message; the first of
-    a decider's turns in a round has "decision", what it said, whether or not it counted, and, where it could count and `networks`
-    has the agent, "probabilities", what it gave each decision. A game without a verifier has no label, verdict
-    and correct. A scenario may add more: `Scenario.record_extras`.
-    Nothing is raised; the rollout must be one of `scenario`.
+    instance (id), label, seed (of the episode), role (that it drew, where roles are drawn), length (rounds played),
+    verdict (its name, or "undecided"), correct, votes (of a panel: member -> the same words), reward (agent -> sum over
+    the episode), rounds: a list of {round, turns}, and turns: a list of {agent, channel, message} in the protocol's
+    order. A turn has "linear" where the scenario has a second message; the first of a decider's turns in a round has
+    "decision", what it said, whether or not it counted, and, where it could count and `networks` has the agent,
+    "probabilities", what it gave each decision. A game without a verifier has no label, verdict and correct. A scenario
+    may add more: `Scenario.record_extras`. Nothing is raised; the rollout must be one of `scenario`.
     """
     rollout = rollout.copies(slice(0, max(limit, 0))).to("cpu")
     chances_BRAD, words = decision_probabilities(scenario, rollout, networks), scenario.protocol.verdict_words
@@ -42,7 +43,9 @@ def transcript_records(
         totals = rollout.reward_BRA[copy].sum(0).tolist()
         judged = {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
         if rollout.vote_BM is not None:
-            judged["votes"] = {agent: words[vote] for agent, vote in zip(scenario.protocol.verifiers, rollout.vote_BM[copy].tolist())}
+            judged["votes"] = {
+                agent: words[vote] for agent, vote in zip(scenario.protocol.verifiers, rollout.vote_BM[copy].tolist())
+            }
         device = scenario.label_I.device
         linear = None if rollout.linear_BRACM is None else rollout.linear_BRACM[copy : copy + 1].to(device)
         yield {
@@ -54,13 +57,16 @@ def transcript_records(
             **judged,
             "reward": {agent: round(total, 6) for agent, total in zip(scenario.protocol.agents, totals)},
             "rounds": [{"round": r, "turns": _turns(scenario, rollout, chances_BRAD, copy, r)} for r in range(length)],
-            **scenario.record_extras(int(rollout.id_B[copy]), Dialogue(rollout.main_BRACM[copy : copy + 1].to(device), linear), networks),
+            **scenario.record_extras(
+                int(rollout.id_B[copy]), Dialogue(rollout.main_BRACM[copy : copy + 1].to(device), linear), networks
+            ),
         }
 
 
 @torch.no_grad()
 def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mapping[str, nn.Module]) -> Tensor:
-    """(B, R, A, D) on the CPU: what each decider gave each verdict and continuing where its decision could count, else NaN."""
+    """(B, R, A, D) on the CPU: what each decider gave each verdict and continuing where its decision could count, else
+    NaN."""
     protocol = scenario.protocol
     chances_BRAD = torch.full((*rollout.turn_BRA.shape, protocol.undecided + 1), torch.nan)
     for a, agent in enumerate(protocol.agents):
@@ -71,13 +77,17 @@ def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mappi
         device = scenario.label_I.device
         said = Dialogue(rollout.main_BRACM, rollout.linear_BRACM).rows(copy_N).before(round_N)
         said = Dialogue(said.main.to(device), None if said.linear is None else said.linear.to(device))
-        obs = scenario.observe(agent, rollout.id_B[copy_N].to(device), said, round_N.to(device), rollout.seed_B[copy_N].to(device))
+        obs = scenario.observe(
+            agent, rollout.id_B[copy_N].to(device), said, round_N.to(device), rollout.seed_B[copy_N].to(device)
+        )
         training = network.training
         policy, _ = network.eval()(obs, True, False)
         network.train(training)
         if policy.decision is not None and policy.may_decide is not None:
             may_N1 = policy.may_decide[:, None]
-            chances_BRAD[copy_N, round_N, a] = torch.where(may_N1, torch.softmax(policy.decision, -1), torch.nan).float().cpu()
+            chances_BRAD[copy_N, round_N, a] = (
+                torch.where(may_N1, torch.softmax(policy.decision, -1), torch.nan).float().cpu()
+            )
     return chances_BRAD
 
 
@@ -104,7 +114,10 @@ def keep_pictures(run_dir: Path, scenario: Scenario, ids: Iterable[int]) -> None
 
 def _turns(scenario: Scenario, rollout: Rollout, chances_BRAD: Tensor, copy: int, r: int) -> list[dict[str, Any]]:
     protocol, words = scenario.protocol, scenario.protocol.decision_words
-    table_AC = protocol.turn_table_SKAC[int(rollout.seed_B[copy]) % len(protocol.turns), r] & rollout.turn_BRA[copy, r, :, None]
+    table_AC = (
+        protocol.turn_table_SKAC[int(rollout.seed_B[copy]) % len(protocol.turns), r]
+        & rollout.turn_BRA[copy, r, :, None]
+    )
     turns: list[dict[str, Any]] = []
     told: set[int] = set()
     for a, c in table_AC.nonzero().tolist():

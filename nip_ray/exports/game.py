@@ -1,4 +1,5 @@
-"""What other tools' tasks are made of: the config, protocol and items of a run of language models, or of a config alone; its models."""
+"""What other tools' tasks are made of: the config, protocol and items of a run of language models, or of a config
+alone; its models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ Source = TextExperimentConfig | Mapping[str, Any] | Path | str
 
 @dataclass(frozen=True)
 class Game:
-    """What is played. run_dir: the folder with its config, and with its items where they are kept; None for a config alone."""
+    """What is played. run_dir: the folder with its config, and with its items where they are kept; None for a config
+    alone."""
 
     config: TextExperimentConfig
     kind: LanguageScenarioKind
@@ -43,7 +45,8 @@ class Game:
         return self.items[split][: self.config.algorithm.num_test_items if split == "test" else None]
 
     def task(self, item: Any, number: int, epoch: int) -> Task:
-        """The dialogue about an item in an epoch (from 1); number: its place in its split. Of the test it is the run's."""
+        """The dialogue about an item in an epoch (from 1); number: its place in its split. Of the test it is the
+        run's."""
         place = (epoch - 1) * len(self.chosen("test")) + number
         return Task(place, item, stable_seed(self.config.seed, "episode", "test", epoch - 1, number) % NUM_SEEDS)
 
@@ -57,7 +60,8 @@ def game_of(source: Source) -> Game:
         config = config_from_dict(source)
     if not isinstance(config, TextExperimentConfig):
         raise UserError(
-            f"source: {source!s:.60} has agents with networks, and only language models can speak here; name a run or config of those"
+            f"source: {source!s:.60} has agents with networks, and only language models can speak here; name a run or"
+            " config of those"
         )
     import_plugins(config.plugins)
     kind = language_kind(config.scenario)
@@ -69,17 +73,22 @@ def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int
     """`iteration`, or the last one that was tested. Raises UserError where there is no such test."""
     if (run_dir / EXPORTED).is_file():
         return read_export(RunFolder.open(run_dir))["iteration"]
-    tested = [number for number in range(1, config.iterations + 1) if rollout_file(run_dir, "test", number - 1).is_file()]
+    tested = [
+        number for number in range(1, config.iterations + 1) if rollout_file(run_dir, "test", number - 1).is_file()
+    ]
     if not tested:
-        raise UserError(f"{run_dir}: this run has no test dialogues; algorithm.test_scheme or evaluate_every says when there are some")
+        raise UserError(
+            f"{run_dir}: this run has no test dialogues; algorithm.test_scheme or evaluate_every says when there are"
+            " some"
+        )
     if iteration is not None and iteration not in tested:
         raise UserError(f"--iteration {iteration}: was not tested, expected one of {', '.join(map(str, tested))}")
     return tested[-1] if iteration is None else iteration
 
 
 def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
-    """Group -> the model that speaks for it in an export, or that spoke for it when `iteration` (from 1) was tested; of runs that learn
-    from tokens, at the end.
+    """Group -> the model that speaks for it in an export, or that spoke for it when `iteration` (from 1) was tested; of
+    runs that learn from tokens, at the end.
     """
     if (folder.path / EXPORTED).is_file():
         return dict(read_export(folder)["models"])

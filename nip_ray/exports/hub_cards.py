@@ -1,4 +1,5 @@
-"""The cards of an export, from its config and its evaluation: every figure stands in them as it stands in `evaluation.json`."""
+"""The cards of an export, from its config and its evaluation: every figure stands in them as it stands in
+`evaluation.json`."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,19 +16,39 @@ from nip_ray.secrets import Redactor
 
 AnyConfig = ExperimentConfig | TextExperimentConfig
 _TAGS = ["nip_ray", "neural-interactive-proofs", "scalable-oversight"]
-_FIRST = ("accuracy", "completeness", "soundness", "undecided", "soundness_error", "soundness_under_attack", "completeness_under_attack")
+_FIRST = (
+    "accuracy",
+    "completeness",
+    "soundness",
+    "undecided",
+    "soundness_error",
+    "soundness_under_attack",
+    "completeness_under_attack",
+)
 
 
 def write_model_card(
-    path: Path, config: AnyConfig, evaluation: Mapping[str, Any], about: Mapping[str, Any], environment: Mapping[str, Any]
+    path: Path,
+    config: AnyConfig,
+    evaluation: Mapping[str, Any],
+    about: Mapping[str, Any],
+    environment: Mapping[str, Any],
 ) -> None:
     """The card of the models. evaluation: {} where none is of these weights. about: what `exported.json` says."""
     rows = [_row(name, record) for name, record in records(evaluation)]
     front: dict[str, Any] = {"library_name": "nip_ray", "tags": [*_TAGS, config.protocol.name, config.scenario.name]}
     if rows:
-        metrics = [{"type": row["name"].rpartition("/")[2], "name": row["name"], "value": row["value"]} for row in rows if row["first"]]
+        metrics = [
+            {"type": row["name"].rpartition("/")[2], "name": row["name"], "value": row["value"]}
+            for row in rows
+            if row["first"]
+        ]
         dataset = {"type": config.scenario.name, "name": config.scenario.name, "split": evaluation["split"]}
-        result = {"task": {"type": "other", "name": f"{config.protocol.name} protocol"}, "dataset": dataset, "metrics": metrics}
+        result = {
+            "task": {"type": "other", "name": f"{config.protocol.name} protocol"},
+            "dataset": dataset,
+            "metrics": metrics,
+        }
         front["model-index"] = [{"name": config.name, "results": [result]}]
     attackers = list(_attackers(evaluation.get("attack", {})))
     held = {file.split("/")[2] for file in about.get("files", {})}
@@ -49,7 +70,8 @@ def write_dataset_card(path: Path, config: AnyConfig, splits: Mapping[str, int])
 
 
 def records(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(its place, a record) of every figure of an evaluation but the tables of attackers; computed ones have an estimate alone."""
+    """(its place, a record) of every figure of an evaluation but the tables of attackers; computed ones have an
+    estimate alone."""
     for key, value in part.items():
         if key == "exact":
             yield from ((f"{prefix}exact/{name}", {"estimate": computed}) for name, computed in value.items())
@@ -61,7 +83,9 @@ def records(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Ma
 
 
 def _row(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {part: "" if record.get(part) is None else repr(record[part]) for part in ("estimate", "lower", "upper", "n")}
+    shown = {
+        part: "" if record.get(part) is None else repr(record[part]) for part in ("estimate", "lower", "upper", "n")
+    }
     place, _, last = name.rpartition("/")
     first = last in _FIRST and place in ("greedy/verifier", "sampled/verifier", "") and record["estimate"] is not None
     return {"name": name, "value": record["estimate"], "first": first, **shown}
@@ -94,7 +118,10 @@ def _write(template: str, path: Path, config: AnyConfig, front: Mapping[str, Any
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
     )
     task, pay = describe(config.model_dump(mode="json"))
     text = environment.get_template(template).render(

@@ -21,8 +21,8 @@ _CARRIED = (".safetensors", ".json", ".jinja", ".txt", ".model")
 @dataclass(frozen=True)
 class KeptModels:
     """iteration: of whose test they are. names: group -> model. elsewhere: those groups whose weights a provider has.
-    bases: places in the export of models that the run did not make, by themselves or under adapters; they are not copied.
-    files: path in the export -> SHA-256 sum.
+    bases: places in the export of models that the run did not make, by themselves or under adapters; they are not
+    copied. files: path in the export -> SHA-256 sum.
     """
 
     iteration: int
@@ -33,7 +33,8 @@ class KeptModels:
 
 
 def copy_models(folder: RunFolder, config: TextExperimentConfig, target: Path) -> KeptModels:
-    """Copy the models that were tested last into `target`, at their places in a run folder. Raises UserError for pickled weights."""
+    """Copy the models that were tested last into `target`, at their places in a run folder. Raises UserError for
+    pickled weights."""
     iteration = tested_iteration(folder.path, config, None)
     names, elsewhere, bases = models_at(folder, iteration), [], list[str]()
     settings = language_agents(config)
@@ -63,13 +64,16 @@ def with_models(config: TextExperimentConfig, names: Mapping[str, str]) -> TextE
 
 
 def _copy(source: Path, target: Path) -> list[str]:
-    """Copy a model's folder, and the base of its adapters where that stands beside it; returns bases that stand elsewhere."""
+    """Copy a model's folder, and the base of its adapters where that stands beside it; returns bases that stand
+    elsewhere."""
     if target.is_dir():
         return []
     target.mkdir(parents=True)
     for path in sorted(source.rglob("*")):
         if path.suffix in _PICKLED:
-            raise UserError(f"{path}: is pickled, and an export has safetensors alone; convert the model, or remove the file")
+            raise UserError(
+                f"{path}: is pickled, and an export has safetensors alone; convert the model, or remove the file"
+            )
         if path.is_file() and path.suffix in _CARRIED:
             (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / path.relative_to(source))

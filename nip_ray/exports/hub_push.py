@@ -1,6 +1,8 @@
-"""Putting an export on the Hugging Face Hub, or on a server with its protocol ($HF_ENDPOINT): private, and only with a token.
+"""Putting an export on the Hugging Face Hub, or on a server with its protocol ($HF_ENDPOINT): private, and only with a
+token.
 
-Models go to OWNER/NAME, transcripts to the data set OWNER/NAME-transcripts. A repository that is there gets one more commit.
+Models go to OWNER/NAME, transcripts to the data set OWNER/NAME-transcripts. A repository that is there gets one more
+commit.
 """
 
 import os
@@ -17,7 +19,8 @@ _KINDS = {"model": "", "dataset": "-transcripts"}
 
 
 def check_push(name: str) -> None:
-    """Raise UserError for what no push can be made with: a name that is none, no token, no library, or a machine told to stay offline."""
+    """Raise UserError for what no push can be made with: a name that is none, no token, no library, or a machine told
+    to stay offline."""
     if not _NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith((".", "-", ".git")):
         raise UserError(f"--push {name}: expected OWNER/NAME, of letters, digits, - _ .")
     secret(TOKEN, "the Hugging Face Hub (a token with write access, of https://huggingface.co/settings/tokens)")
@@ -27,7 +30,8 @@ def check_push(name: str) -> None:
 
 
 def push_export(folder: Path, name: str) -> list[str]:
-    """Upload what `export_hf` wrote to `folder`; returns the addresses. Raises UserError where the server refuses, or cannot be reached."""
+    """Upload what `export_hf` wrote to `folder`; returns the addresses. Raises UserError where the server refuses, or
+    cannot be reached."""
     check_push(name)
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
@@ -42,13 +46,17 @@ def push_export(folder: Path, name: str) -> list[str]:
         where = f"{name}{suffix}"
         try:
             address = api.create_repo(where, repo_type=kind, private=True, exist_ok=True)
-            api.upload_folder(repo_id=where, folder_path=folder / kind, repo_type=kind, commit_message="Exported by nip_ray")
+            api.upload_folder(
+                repo_id=where, folder_path=folder / kind, repo_type=kind, commit_message="Exported by nip_ray"
+            )
         except Exception as error:  # of the library and of its HTTP client, a dozen kinds
             if isinstance(error, KeyboardInterrupt | MemoryError):
                 raise
             told = " ".join(str(error).split())[:300] or type(error).__name__
             raise UserError(
-                Redactor([TOKEN])(f"--push {name}: {where} ({kind}) was not written ({told}); the export is in {folder}")
+                Redactor([TOKEN])(
+                    f"--push {name}: {where} ({kind}) was not written ({told}); the export is in {folder}"
+                )
             ) from None
         made.append(str(address))
     return made

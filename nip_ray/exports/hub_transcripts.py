@@ -1,4 +1,5 @@
-"""The transcripts of a run as a data set: a Parquet file for each split, one row an episode, columns of fixed types (`COLUMNS`)."""
+"""The transcripts of a run as a data set: a Parquet file for each split, one row an episode, columns of fixed types
+(`COLUMNS`)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,29 @@ TURN = {
     "channel": (pa.string(), "where; empty where nothing was written"),
     "message": (pa.string(), "what was said; of networks the symbols, with spaces between them"),
     "symbols": (pa.list_(pa.int64()), "of networks: the symbols; null of language models"),
-    "decision": (pa.string(), f"of the verifier: {', '.join(DECISIONS)}, the name of another verdict, or undecided; else null"),
+    "decision": (
+        pa.string(),
+        f"of the verifier: {', '.join(DECISIONS)}, the name of another verdict, or undecided; else null",
+    ),
     "confidence": (pa.float64(), "of a language model's verdict: its probability of acceptance"),
-    **{f"p_{name}": (pa.float64(), f"of a network's decision that could count: its probability of {name}") for name in DECISIONS},
+    **{
+        f"p_{name}": (pa.float64(), f"of a network's decision that could count: its probability of {name}")
+        for name in DECISIONS
+    },
     "reasoning": (pa.string(), "what a language model wrote for itself, which nobody was shown"),
-    "more": (pa.string(), "JSON of what else the record has, such as retries, truncated, invalid, linear; null for nothing"),
+    "more": (
+        pa.string(),
+        "JSON of what else the record has, such as retries, truncated, invalid, linear; null for nothing",
+    ),
 }
 _REWARD = pa.struct([("agent", pa.string()), ("reward", pa.float64())])
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "iteration": (pa.int64(), "after which it was played"),
     "instance": (pa.int64(), "number of the instance"),
-    "label": (pa.string(), "the right answer: accept or reject, or the name of another verdict; null in a game without a verifier"),
+    "label": (
+        pa.string(),
+        "the right answer: accept or reject, or the name of another verdict; null in a game without a verifier",
+    ),
     "verdict": (pa.string(), "accept, reject, the name of another verdict, or undecided"),
     "correct": (pa.bool_(), "whether the verdict is the label"),
     "seed": (pa.int64(), "of the episode"),
@@ -44,7 +57,8 @@ _KNOWN_OF_TURN = {"agent", "channel", "message", "decision", "confidence", "prob
 
 
 def write_transcripts(folder: RunFolder, of_language: bool, target: Path) -> dict[str, int]:
-    """Write all transcripts of a run and the schema below `target`; returns split -> episodes, nothing where there are none.
+    """Write all transcripts of a run and the schema below `target`; returns split -> episodes, nothing where there are
+    none.
 
     Raises UserError for a damaged file.
     """
@@ -53,7 +67,9 @@ def write_transcripts(folder: RunFolder, of_language: bool, target: Path) -> dic
     for name in folder.transcript_names():
         prefix, _, iteration = name.rpartition("-")
         split = "train" if of_language and not prefix else "test"
-        rows.setdefault(split, []).extend(_row(record, int(iteration), verdicts) for record in folder.read_transcripts(name))
+        rows.setdefault(split, []).extend(
+            _row(record, int(iteration), verdicts) for record in folder.read_transcripts(name)
+        )
     rows = {split: found for split, found in sorted(rows.items()) if found}
     for split, found in rows.items():
         path = target / "data" / f"{split}.parquet"
@@ -66,7 +82,10 @@ def write_transcripts(folder: RunFolder, of_language: bool, target: Path) -> dic
 
 def described(columns: Mapping[str, tuple[pa.DataType, str]]) -> dict[str, dict[str, str]]:
     """Column -> its type and what it is: of `COLUMNS`, or of `TURN`, the entries of `turns`."""
-    return {name: {"type": "list of turns" if name == "turns" else str(kind), "what": told} for name, (kind, told) in columns.items()}
+    return {
+        name: {"type": "list of turns" if name == "turns" else str(kind), "what": told}
+        for name, (kind, told) in columns.items()
+    }
 
 
 def _row(record: Mapping[str, Any], iteration: int, verdicts: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""`export_inspect`: the stored test of a run of language models as a log of Inspect, which `inspect view` and its readers take."""
+"""`export_inspect`: the stored test of a run of language models as a log of Inspect, which `inspect view` and its
+readers take."""
 
 from pathlib import Path
 
@@ -15,14 +16,17 @@ SUFFIXES = (".eval", ".json")
 def export_inspect(run_dir: Path | str, out: Path | str | None = None, iteration: int | None = None) -> Path:
     """Write the dialogues of a test of a run; returns the file.
 
-    out: a file that ends in .eval or .json (none: RUN_DIR/inspect/NAME_ITERATION.eval), which is replaced. iteration: that was tested
-    (none: the last one, as in `evaluation.json`). Raises UserError for a run of networks, one without such a test, and a file that cannot
-    be written or read.
+    out: a file that ends in .eval or .json (none: RUN_DIR/inspect/NAME_ITERATION.eval), which is replaced. iteration:
+    that was tested (none: the last one, as in `evaluation.json`). Raises UserError for a run of networks, one without
+    such a test, and a file that cannot be written or read.
     """
     folder = RunFolder.open(run_dir)
     config = load_config(folder.path / CONFIG, checked=False)
     if not isinstance(config, TextExperimentConfig):
-        raise UserError(f"{run_dir}: its agents are networks, and Inspect's logs are of language models; `nip-ray export hf` takes it")
+        raise UserError(
+            f"{run_dir}: its agents are networks, and Inspect's logs are of language models; `nip-ray export hf`"
+            " takes it"
+        )
     require("inspect_ai", "inspect")
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
@@ -40,5 +44,7 @@ def export_inspect(run_dir: Path | str, out: Path | str | None = None, iteration
         target.parent.mkdir(parents=True, exist_ok=True)
         write_eval_log(log, str(target))
     except OSError as error:
-        raise UserError(f"--out {target}: cannot be written ({error.strerror}), name a file in a folder that can be") from error
+        raise UserError(
+            f"--out {target}: cannot be written ({error.strerror}), name a file in a folder that can be"
+        ) from error
     return target

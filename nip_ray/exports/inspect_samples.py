@@ -1,13 +1,16 @@
 """Items and dialogues as Inspect has them: samples, conversations, scores. Needs the package inspect_ai.
 
 Decisions that matter here:
-- a conversation is what the verifier hears: its own turns (all of a panel's) are the assistant's, all others' the user's. Each begins with
-  the agent's name, and says its round and channel in `metadata`, private channels included;
-- scores are our definitions, one value each of accuracy, completeness, soundness and undecided. Completeness is of true claims alone, and
-  soundness of false ones: the others have NaN there, which Inspect leaves out of means. So its own `mean` gives our figures;
-- a sample of a log is a dialogue; an item that was tested several times has as many epochs. The figures of the log are those of
-  `evaluation.json`, computed by the same function from the same dialogues, with their intervals as metadata of the metrics;
-- what each agent was shown is not stored by a run, and made again from the dialogue. Tokens and times of calls are not in the log.
+- a conversation is what the verifier hears: its own turns (all of a panel's) are the assistant's, all others' the
+  user's. Each begins with the agent's name, and says its round and channel in `metadata`, private channels included;
+- scores are our definitions, one value each of accuracy, completeness, soundness and undecided. Completeness is of true
+  claims alone, and soundness of false ones: the others have NaN there, which Inspect leaves out of means. So its own
+  `mean` gives our figures;
+- a sample of a log is a dialogue; an item that was tested several times has as many epochs. The figures of the log are
+  those of `evaluation.json`, computed by the same function from the same dialogues, with their intervals as metadata of
+  the metrics;
+- what each agent was shown is not stored by a run, and made again from the dialogue. Tokens and times of calls are not
+  in the log.
 """
 
 import math
@@ -93,17 +96,21 @@ def output_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str])
 
 
 def outcome_of(dialogue: Dialogue, protocol: Protocol) -> dict[str, Any]:
-    """All that scores are made of, as plain JSON values: label, verdict, confidence (none in a game without a verifier) and pay; with more
-    than two verdicts also their "verdicts", by name.
+    """All that scores are made of, as plain JSON values: label, verdict, confidence (none in a game without a verifier)
+    and pay; with more than two verdicts also their "verdicts", by name.
     """
     judged: dict[str, Any] = {"label": dialogue.item.y, "verdict": dialogue.verdict, "confidence": dialogue.confidence}
     if not protocol.two_verdicts:
         judged["verdicts"] = list(protocol.verdicts)
-    return {**({} if protocol.verifier is None else judged), "pay": {agent: dialogue.total(agent) for agent in protocol.agents}}
+    return {
+        **({} if protocol.verifier is None else judged),
+        "pay": {agent: dialogue.total(agent) for agent in protocol.agents},
+    }
 
 
 def verdict_score(outcome: Mapping[str, Any]) -> Score:
-    """Of a game with a verifier. With more than two verdicts completeness is told of each: of the items of its class."""
+    """Of a game with a verifier. With more than two verdicts completeness is told of each: of the items of its
+    class."""
     label, verdict, confidence = outcome["label"], outcome["verdict"], outcome["confidence"]
     verdicts = outcome.get("verdicts", TWO_VERDICTS)
     words, right = (*verdicts, VERDICTS[CONTINUE]), float(verdict == label)
@@ -113,7 +120,9 @@ def verdict_score(outcome: Mapping[str, Any]) -> Score:
     values = {"accuracy": right, **{name: right if label == code else math.nan for name, code in sides.items()}}
     values["undecided"] = float(verdict == len(verdicts))
     sure = "" if confidence is None or len(verdicts) > 2 else f", probability of acceptance {confidence:g}"
-    return Score(value=values, answer=words[verdict], explanation=f"verdict {words[verdict]}{sure}; right is {words[label]}")
+    return Score(
+        value=values, answer=words[verdict], explanation=f"verdict {words[verdict]}{sure}; right is {words[label]}"
+    )
 
 
 def pay_score(outcome: Mapping[str, Any]) -> Score:
@@ -141,13 +150,23 @@ def log_of(folder: RunFolder, config: TextExperimentConfig, iteration: int) -> l
     items = (stored_items(folder.path, game.kind) or {}).get("test", [])
     dialogues = read_dialogues(rollout_file(folder.path, "test", iteration - 1), {item.id: item for item in items})
     named, settings = models_at(folder, iteration), language_agents(config)
-    models = {agent: f"{settings[agent].provider}/{shown(named[group])}" for group, agents in groups(config).items() for agent in agents}
+    models = {
+        agent: f"{settings[agent].provider}/{shown(named[group])}"
+        for group, agents in groups(config).items()
+        for agent in agents
+    }
     samples = list(_samples(game, items, dialogues, models, {a: (chat_shapes(config)[a], settings[a]) for a in models}))
     record = dialogue_record(dialogues, protocol, groups=game.kind.groups)
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").is_file() else {}
     created = environment.get("started", "1970-01-01T00:00:00+00:00")
     state = load_state(folder)
-    about = {"run": config.name, "iteration": iteration, "seed": config.seed, "protocol": protocol.name, "scenario": config.scenario.name}
+    about = {
+        "run": config.name,
+        "iteration": iteration,
+        "seed": config.seed,
+        "protocol": protocol.name,
+        "scenario": config.scenario.name,
+    }
     spec = logs.EvalSpec(
         eval_id=f"{state.run_id}-{iteration:06d}",
         run_id=state.run_id,
@@ -171,7 +190,9 @@ def log_of(folder: RunFolder, config: TextExperimentConfig, iteration: int) -> l
         scores=_figures(record, protocol.agents, protocol.verifier is not None, len(samples)),
         metadata={"evaluation": record},
     )
-    plan = logs.EvalPlan(name="nip_ray", steps=[logs.EvalPlanStep(solver="nip_ray/play", params={"protocol": protocol.name})])
+    plan = logs.EvalPlan(
+        name="nip_ray", steps=[logs.EvalPlanStep(solver="nip_ray/play", params={"protocol": protocol.name})]
+    )
     return logs.EvalLog(
         status="success",
         eval=spec,
@@ -203,7 +224,9 @@ def _samples(
         )
 
 
-def _events(scenario: LanguageScenario, dialogue: Dialogue, models: Mapping[str, str], asked: Mapping[str, Any]) -> Iterator[Any]:
+def _events(
+    scenario: LanguageScenario, dialogue: Dialogue, models: Mapping[str, str], asked: Mapping[str, Any]
+) -> Iterator[Any]:
     """A span for each turn, and in it the call: what the agent was shown, and what it replied."""
     for number, turns in enumerate(dialogue.rounds):
         before = beginning(dialogue, number)
@@ -219,7 +242,9 @@ def _events(scenario: LanguageScenario, dialogue: Dialogue, models: Mapping[str,
                 tools=[],
                 tool_choice="none",
                 config=GenerateConfig(max_tokens=own.reply_tokens, temperature=own.temperature, top_p=own.top_p),
-                output=ModelOutput.from_content(models[turn.agent], turn.raw, "max_tokens" if turn.truncated else "stop"),
+                output=ModelOutput.from_content(
+                    models[turn.agent], turn.raw, "max_tokens" if turn.truncated else "stop"
+                ),
                 span_id=place,
             )
             yield SpanEndEvent(id=place, span_id=place)
@@ -227,7 +252,9 @@ def _events(scenario: LanguageScenario, dialogue: Dialogue, models: Mapping[str,
 
 def _figures(record: Mapping[str, Mapping[str, Any]], agents: Sequence[str], judged: bool, count: int) -> list[Any]:
     """The means of the samples' scores, as `evaluation.json` has them."""
-    named = [(name, f"verifier/{name}", VERDICT) for name in FIGURES if judged] + [(agent, f"{agent}/return", PAY) for agent in agents]
+    named = [(name, f"verifier/{name}", VERDICT) for name in FIGURES if judged] + [
+        (agent, f"{agent}/return", PAY) for agent in agents
+    ]
     return [
         logs.EvalScore(
             name=name,
@@ -236,7 +263,9 @@ def _figures(record: Mapping[str, Mapping[str, Any]], agents: Sequence[str], jud
             scored_samples=count,
             metrics={
                 "mean": logs.EvalMetric(
-                    name="mean", value=record[key]["estimate"], metadata={part: record[key][part] for part in ("lower", "upper", "n")}
+                    name="mean",
+                    value=record[key]["estimate"],
+                    metadata={part: record[key][part] for part in ("lower", "upper", "n")},
                 )
             },
         )

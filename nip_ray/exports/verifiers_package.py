@@ -3,7 +3,8 @@
     OUT/            pyproject.toml  README.md
     OUT/NAME/       __init__.py  config.yaml  items/SPLIT.jsonl
 
-The package holds config and items, and leaves the playing to `nip_ray.verifiers`. Of the config, what is of this machine stays behind.
+The package holds config and items, and leaves the playing to `nip_ray.verifiers`. Of the config, what is of this
+machine stays behind.
 """
 
 import keyword
@@ -66,29 +67,36 @@ uv pip install -e .
 vf-eval {dashed} -n 20 --model MODEL --env.{first}.model ANOTHER
 ```
 
-A role for which no model is named is played by the model under evaluation. `--env.taskset.split train` takes the items to
-learn from. Each agent that spoke has a trace, with the record of the dialogue in its `info`. Agents that are not to be
-trained: {frozen}. Made by nip_ray {version}.
+A role for which no model is named is played by the model under evaluation. `--env.taskset.split train` takes the items
+to learn from. Each agent that spoke has a trace, with the record of the dialogue in its `info`. Agents that are not to
+be trained: {frozen}. Made by nip_ray {version}.
 """
 
 
 def export_verifiers(source: Path | str, out: Path | str) -> Path:
     """Write the package of a run, or of a config; returns OUT, by whose last part it is called.
 
-    out: a new or empty folder. Raises UserError for one that is in use, cannot be written or has no name to import, for what cannot be
-    played, and for a config with plugins: their code is not ours to send.
+    out: a new or empty folder. Raises UserError for one that is in use, cannot be written or has no name to import, for
+    what cannot be played, and for a config with plugins: their code is not ours to send.
     """
     target = Path(out)
     module = target.name.replace("-", "_").lower()
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", module):
-        raise UserError(f"--out {out}: its last part is the package's name, use letters, digits and, between them, - or _")
+        raise UserError(
+            f"--out {out}: its last part is the package's name, use letters, digits and, between them, - or _"
+        )
     if keyword.iskeyword(module) or module in {"nip_ray", "verifiers"} | sys.stdlib_module_names:
-        raise UserError(f"--out {out}: {module} means something else to Python, nip_ray or verifiers, choose another name")
+        raise UserError(
+            f"--out {out}: {module} means something else to Python, nip_ray or verifiers, choose another name"
+        )
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"--out {out}: is not empty, name a new or empty folder")
     game = game_of(source)
     if game.config.plugins:
-        raise UserError(f"plugins: {', '.join(game.config.plugins)} would have to go along, and an export takes no code; leave them out")
+        raise UserError(
+            f"plugins: {', '.join(game.config.plugins)} would have to go along, and an export takes no code; leave"
+            " them out"
+        )
     config = portable(game.config)
     assert isinstance(config, TextExperimentConfig)
     texts = _texts(game, module)
@@ -109,7 +117,10 @@ def _texts(game: Game, module: str) -> dict[str, str]:
     frozen = [name for name, settings in agents.items() if settings.frozen]
     metrics = "`rounds`, `unusable_replies`"
     if protocol.verifier is not None:
-        metrics = f"`accuracy`, `undecided`, `completeness` (of true claims alone), `soundness` (of false claims alone), {metrics}"
+        metrics = (
+            "`accuracy`, `undecided`, `completeness` (of true claims alone), `soundness` (of false claims alone),"
+            f" {metrics}"
+        )
     told = {
         "module": module,
         "dashed": module.replace("_", "-"),

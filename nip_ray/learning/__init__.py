@@ -1,1 +1,2 @@
-"""Pure torch mathematics of learning: distributions, advantages, losses, parameter groups. No framework, no protocol, no ray."""
+"""Pure torch mathematics of learning: distributions, advantages, losses, parameter groups. No framework, no protocol,
+no ray."""

@@ -1,11 +1,14 @@
-"""What an update does to networks: parameter groups, minibatches, the mode they learn in, and an optimizer over flat tensors.
+"""What an update does to networks: parameter groups, minibatches, the mode they learn in, and an optimizer over flat
+tensors.
 
 Decisions that matter here:
-- who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by name patterns;
-- small networks have dozens of tensors of a few numbers: norm, clipping, all-reduce and Adam's step then cost more than their
-  gradients. Laid end to end they cost one kernel each. The networks' parameters stay ordinary parameters: views of the flat ones;
-- batch norms do not change under the loss: play normalises by running statistics; would learning use those of the minibatch,
-  probability ratios would differ from 1 before anything was learned.
+- who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by
+  name patterns;
+- small networks have dozens of tensors of a few numbers: norm, clipping, all-reduce and Adam's step then cost more than
+  their gradients. Laid end to end they cost one kernel each. The networks' parameters stay ordinary parameters: views
+  of the flat ones;
+- batch norms do not change under the loss: play normalises by running statistics; would learning use those of the
+  minibatch, probability ratios would differ from 1 before anything was learned.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +21,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Some parameters of one agent. part: "actor" or "critic"; name: for logs; lr_factor: multiplies the base learning rate."""
+    """Some parameters of one agent. part: "actor" or "critic"; name: for logs; lr_factor: multiplies the base learning
+    rate."""
 
     part: str
     name: str
@@ -27,10 +31,11 @@ class ParameterGroup:
 
 
 class FlatOptimizer:
-    """Adam (epsilon 1e-5; Kingma and Ba, 2015), or plain gradient descent, over the groups whose factor is not 0; parameters of the
-    others stop requiring gradients.
+    """Adam (epsilon 1e-5; Kingma and Ba, 2015), or plain gradient descent, over the groups whose factor is not 0;
+    parameters of the others stop requiring gradients.
 
-    Make it when the network is on its device: it moves the parameters' storage. parameters: what is trained, in a fixed order.
+    Make it when the network is on its device: it moves the parameters' storage. parameters: what is trained, in a fixed
+    order.
     """
 
     def __init__(
@@ -40,7 +45,8 @@ class FlatOptimizer:
         plain: bool = False,
         build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
     ) -> None:
-        """`lr` is the base learning rate; each parameter's own is that times its group's factor. plain: gradient descent, no Adam.
+        """`lr` is the base learning rate; each parameter's own is that times its group's factor. plain: gradient
+        descent, no Adam.
 
         build: makes another optimizer than these of torch's parameter groups (one for each factor).
         """
@@ -53,7 +59,10 @@ class FlatOptimizer:
         self.parameters = [p for parameters in by_factor.values() for p in parameters]
         self.sizes = [[p.numel() for p in parameters] for parameters in by_factor.values()]
         self.flats = [_flatten(parameters) for parameters in by_factor.values()]
-        chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
+        chosen = [
+            {"params": [flat], "lr": lr * factor, "lr_factor": factor}
+            for flat, factor in zip(self.flats, by_factor, strict=True)
+        ]
         self.inner: torch.optim.Optimizer | None = None
         if chosen:  # one optimizer alone may see these groups: it writes its defaults into them
             if build is not None:
@@ -66,7 +75,9 @@ class FlatOptimizer:
         given = iter(gradients)
         for flat, sizes in zip(self.flats, self.sizes, strict=True):
             parts = [next(given) for _ in sizes]
-            filled = [flat.new_zeros(size) if g is None else g.reshape(-1) for g, size in zip(parts, sizes, strict=True)]
+            filled = [
+                flat.new_zeros(size) if g is None else g.reshape(-1) for g, size in zip(parts, sizes, strict=True)
+            ]
             flat.grad = torch.cat(filled)
 
     def set_learning_rate(self, lr: float) -> None:
@@ -91,7 +102,8 @@ class FlatOptimizer:
 
 
 def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) -> Tensor:
-    """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
+    """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the
+    norm before (scalar).
 
     A norm that is not finite is returned as it is, for one fused check by the caller.
     """
@@ -136,8 +148,11 @@ def learning_mode(network: nn.Module) -> None:
 
 @torch.no_grad()
 def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor]) -> None:
-    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode stands after it."""
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad]
+    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode
+    stands after it."""
+    norms = [
+        module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad
+    ]
     if norms:  # a frozen body's stay as they are
         network.eval()
         for norm in norms:

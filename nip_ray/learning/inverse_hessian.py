@@ -1,11 +1,12 @@
 """Products with the inverse of a damped Hessian, (H + rho I)^-1 v, from Hessian-vector products alone.
 
 Decisions that matter here:
-- vectors are flat, (P,), and H is symmetric; no method ever holds P x P numbers, and each calls `hvp` a number of times that depends on
-  its arguments alone, never on values: learners that sum every product among themselves stay in step, and a GPU is not waited for;
-- the Hessian of a sampled policy-gradient loss may be indefinite. A direction counts as curved if H + rho I bends it up by at least a
-  tenth of rho; what is done with any other direction is said at each method. So no result exceeds 10 |v| / rho in size, save that of
-  Neumann's series, which is bounded by terms * scale * |v|.
+- vectors are flat, (P,), and H is symmetric; no method ever holds P x P numbers, and each calls `hvp` a number of times
+  that depends on its arguments alone, never on values: learners that sum every product among themselves stay in step,
+  and a GPU is not waited for;
+- the Hessian of a sampled policy-gradient loss may be indefinite. A direction counts as curved if H + rho I bends it up
+  by at least a tenth of rho; what is done with any other direction is said at each method. So no result exceeds 10 |v|
+  / rho in size, save that of Neumann's series, which is bounded by terms * scale * |v|.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from nip_ray.settings.stackelberg import StackelbergSettings
 
-_LEAST_CURVATURE = 0.1  # share of the damping; the published library adds as much to the matrix that its Nystrom method inverts
+# share of the damping; the published library adds as much to the matrix that its Nystrom method inverts
+_LEAST_CURVATURE = 0.1
 
 Product = Callable[[Tensor], Tensor]
 
@@ -23,9 +25,10 @@ Product = Callable[[Tensor], Tensor]
 def conjugate_gradient(hvp: Product, v: Tensor, iterations: int, damping: float) -> Tensor:
     """(P,): approximately (H + rho I)^-1 v after `iterations` products.
 
-    Source: Hestenes and Stiefel, "Methods of conjugate gradients for solving linear systems", 1952, section 3. Exact after as many
-    iterations as H has different eigenvalues. At the first direction that is not curved upwards it stops, as truncated Newton methods
-    do (Steihaug, 1983), and returns the best so far, which is 0 where that direction is v itself; later products are made and ignored.
+    Source: Hestenes and Stiefel, "Methods of conjugate gradients for solving linear systems", 1952, section 3. Exact
+    after as many iterations as H has different eigenvalues. At the first direction that is not curved upwards it stops,
+    as truncated Newton methods do (Steihaug, 1983), and returns the best so far, which is 0 where that direction is v
+    itself; later products are made and ignored.
     """
     x, r, p = torch.zeros_like(v), v, v
     size = r @ r
@@ -46,8 +49,10 @@ def conjugate_gradient(hvp: Product, v: Tensor, iterations: int, damping: float)
 def neumann(hvp: Product, v: Tensor, terms: int, damping: float, scale: float) -> Tensor:
     """(P,): scale * sum over j < terms of (I - scale (H + rho I))^j v, with terms - 1 products.
 
-    Source: Lorraine, Vicol and Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation", AISTATS 2020, algorithm
-    3. It converges if every eigenvalue of H + rho I lies between 0 and 2 / scale; then each term is smaller than the one before. A term
+    Source: Lorraine, Vicol and Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation", AISTATS
+    2020, algorithm
+    3. It converges if every eigenvalue of H + rho I lies between 0 and 2 / scale; then each term is smaller than the
+       one before. A term
     that is not shows that the series would diverge: the sum ends before it, and later products are made and ignored.
     """
     term, total = v, v
@@ -61,17 +66,19 @@ def neumann(hvp: Product, v: Tensor, terms: int, damping: float, scale: float) -
 
 
 def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, generator: torch.Generator) -> Product:
-    """v -> (H_k + rho I)^-1 v with H_k = C^T W^+ C: C (k, P) are k random rows of H, W (k, k) is where they cross the same columns.
+    """v -> (H_k + rho I)^-1 v with H_k = C^T W^+ C: C (k, P) are k random rows of H, W (k, k) is where they cross the
+    same columns.
 
-    like: any vector of H's size, type and device. Takes min(rank, P) products, and none for each v. Exact if H has at most that rank,
-    except for the rare choice of rows that does not span it.
+    like: any vector of H's size, type and device. Takes min(rank, P) products, and none for each v. Exact if H has at
+    most that rank, except for the rare choice of rows that does not span it.
 
-    Source: Hataya and Yamada, "Nystrom method for accurate and scalable implicit differentiation", AISTATS 2023, who apply Woodbury's
-    identity: v / rho - C^T (W + C C^T / rho)^-1 C v / rho^2. That matrix is singular where C has dependent rows (the published library
-    adds 0.1 rho I to it, which biases every result), so the same H_k is brought to its eigenvalues here: W = U L U^T, B = |L|^-1/2 U^T C
-    over the eigenvalues that are not rounding errors, H_k = B^T sign(L) B, and a QR decomposition of B^T. Directions of H_k that are not
-    curved upwards count by the size of their eigenvalue, as in Dauphin et al., "Identifying and attacking the saddle point problem in
-    high-dimensional non-convex optimization", NeurIPS 2014. All but the products is computed in double precision: along curved
+    Source: Hataya and Yamada, "Nystrom method for accurate and scalable implicit differentiation", AISTATS 2023, who
+    apply Woodbury's identity: v / rho - C^T (W + C C^T / rho)^-1 C v / rho^2. That matrix is singular where C has
+    dependent rows (the published library adds 0.1 rho I to it, which biases every result), so the same H_k is brought
+    to its eigenvalues here: W = U L U^T, B = |L|^-1/2 U^T C over the eigenvalues that are not rounding errors, H_k =
+    B^T sign(L) B, and a QR decomposition of B^T. Directions of H_k that are not curved upwards count by the size of
+    their eigenvalue, as in Dauphin et al., "Identifying and attacking the saddle point problem in high-dimensional
+    non-convex optimization", NeurIPS 2014. All but the products is computed in double precision: along curved
     directions most of v / rho cancels. If a product is not finite, the result is not a number; nothing is raised.
     """
     chosen_K = torch.randperm(like.numel(), generator=generator, device=generator.device)[:rank].to(like.device)
@@ -101,7 +108,8 @@ def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, gener
 def inverse_hessian(settings: StackelbergSettings, hvp: Product, like: Tensor, generator: torch.Generator) -> Product:
     """v -> (H + rho I)^-1 v by the method of `settings.ihvp`; what does not depend on v is computed once.
 
-    like: any vector of H's size, type and device. The generator is read by nystrom alone; it must be in the same state on every learner.
+    like: any vector of H's size, type and device. The generator is read by nystrom alone; it must be in the same state
+    on every learner.
     """
     damping = settings.ihvp_damping
     if settings.ihvp == "nystrom":

@@ -1,9 +1,9 @@
 """Several processes that learn one model together, and step as one would.
 
 Decisions that matter here:
-- each has the whole model, is given the whole minibatch and computes its share of it (`nip_ray.learning.token_rows.shares`). So each knows
-  what the minibatch holds in all, by which `nip_ray.learning.token_losses.token_weights` weighs tokens, and the gradients only have to be
-  added up;
+- each has the whole model, is given the whole minibatch and computes its share of it
+  (`nip_ray.learning.token_rows.shares`). So each knows what the minibatch holds in all, by which
+  `nip_ray.learning.token_losses.token_weights` weighs tokens, and the gradients only have to be added up;
 - the sum is the same in every process to the last bit, so all clip alike, step alike, and keep the same weights;
 - a process without a share of a small minibatch takes part with gradients of zero.
 """
@@ -24,7 +24,8 @@ class Learners:
         self._device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Put the sum over all learners in the place of each parameter's gradient (none: zero). One message for each dtype."""
+        """Put the sum over all learners in the place of each parameter's gradient (none: zero). One message for each
+        dtype."""
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)

@@ -1,12 +1,14 @@
-"""A turn's action distribution: independent categoricals for messages, linear messages and the decision, under turn masks.
+"""A turn's action distribution: independent categoricals for messages, linear messages and the decision, under turn
+masks.
 
 Decisions that matter here:
-- a factor that is not in play (a channel in which the agent is silent this round, a decision that could not count) is absent
-  from log-probabilities and entropies, not merely constant;
-- sampling takes its noise from an explicit generator and draws the same number of random values whatever the masks, so that
-  equal seeds give equal episodes on every path;
-- supervised learning of a decision takes all decisions into the softmax: to continue is a wrong class, so that a trained agent
-  does decide. Its loss is cross-entropy, the mean over rows of -log pi(y), the codes of verdicts being those of labels.
+- a factor that is not in play (a channel in which the agent is silent this round, a decision that could not count) is
+  absent from log-probabilities and entropies, not merely constant;
+- sampling takes its noise from an explicit generator and draws the same number of random values whatever the masks, so
+  that equal seeds give equal episodes on every path;
+- supervised learning of a decision takes all decisions into the softmax: to continue is a wrong class, so that a
+  trained agent does decide. Its loss is cross-entropy, the mean over rows of -log pi(y), the codes of verdicts being
+  those of labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +21,15 @@ from torch import Tensor
 FORBIDDEN_BELOW = -1e8
 """Logits below this are of symbols that cannot be said; networks set them to -1e9."""
 
-Action = Mapping[str, Tensor]  # "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
+# "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
+Action = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Logits of N turns. message: (N, F, S) over S symbols for F (channel, position) factors; linear: (N, F, D) or None;
-    decision: (N, V + 1) over V verdicts and, last, to continue, or None. speaks: (N, F) bool, which factors are in play; may_decide: (N,)
-    bool. Forbidden symbols have -1e9."""
+    """Logits of N turns. message: (N, F, S) over S symbols for F (channel, position) factors; linear: (N, F, D) or
+    None; decision: (N, V + 1) over V verdicts and, last, to continue, or None. speaks: (N, F) bool, which factors are
+    in play; may_decide: (N,) bool. Forbidden symbols have -1e9."""
 
     message: Tensor
     linear: Tensor | None
@@ -41,14 +44,17 @@ class Policy:
 
     def rows(self, row_K: Tensor) -> "Policy":
         """Some turns."""
-        linear, decision, may_decide = (None if x is None else x[row_K] for x in (self.linear, self.decision, self.may_decide))
+        linear, decision, may_decide = (
+            None if x is None else x[row_K] for x in (self.linear, self.decision, self.may_decide)
+        )
         return Policy(self.message[row_K], linear, decision, self.speaks[row_K], may_decide)
 
     def silenced(self, action: Action) -> "Policy":
-        """The same distribution without the message factors of turns in which `action` decides: nobody reads that message.
+        """The same distribution without the message factors of turns in which `action` decides: nobody reads that
+        message.
 
-        Leaving them out of log-probabilities takes noise out of policy gradients and no signal, since the expected score of a
-        message that has no effect is zero.
+        Leaving them out of log-probabilities takes noise out of policy gradients and no signal, since the expected
+        score of a message that has no effect is zero.
         """
         if self.may_decide is None:
             return self
@@ -95,7 +101,8 @@ class Policy:
         return replace(self, **parts)
 
     def sample(self, noise: Tensor | None) -> dict[str, Tensor]:
-        """An action for each of N turns: by Gumbel noise (N, `noise_width`), or the most likely one where `noise` is None.
+        """An action for each of N turns: by Gumbel noise (N, `noise_width`), or the most likely one where `noise` is
+        None.
 
         The decision is to continue where none can count.
         """
@@ -106,7 +113,8 @@ class Policy:
         return parts
 
     def choose(self, noise: torch.Generator | None, copy_N: Tensor, count: int) -> dict[str, Tensor]:
-        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, so that whose turn it is shifts no draw."""
+        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, so that whose turn it
+        is shifts no draw."""
         return self.sample(None if noise is None else gumbel_noise((count, self.noise_width), noise)[copy_N])
 
     def _logits(self) -> dict[str, Tensor]:
@@ -162,7 +170,8 @@ def _entropy(log_prob: Tensor) -> Tensor:
 
 
 def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Standard Gumbel noise on the generator's device: argmax(logits + noise) is a sample of the softmax (Gumbel, 1954)."""
+    """Standard Gumbel noise on the generator's device: argmax(logits + noise) is a sample of the softmax (Gumbel,
+    1954)."""
     uniform = torch.rand(shape, generator=generator, device=generator.device)
     return -torch.log((-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20))
 

@@ -1,12 +1,14 @@
-"""The mathematics of policy gradients for independent learners: advantages over own turns, and the losses of PPO and REINFORCE.
+"""The mathematics of policy gradients for independent learners: advantages over own turns, and the losses of PPO and
+REINFORCE.
 
-Sources: Schulman et al., "Proximal policy optimization algorithms", 2017: equation 7 (clip), equation 8 and section 4 (KL penalty);
-Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning", 1992, equation 4.
+Sources: Schulman et al., "Proximal policy optimization algorithms", 2017: equation 7 (clip), equation 8 and section 4
+(KL penalty); Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning",
+1992, equation 4.
 
-An agent's transition goes from one of its turns to its next. Its reward is all it was paid in between, discounted per round; its
-bootstrap factor is gamma^(rounds between); the end of the episode cuts both. When the agent acts in every round this is generalised
-advantage estimation (Schulman et al., "High-dimensional continuous control using generalized advantage estimation", 2016,
-equation 16). One factor lambda is applied per own turn.
+An agent's transition goes from one of its turns to its next. Its reward is all it was paid in between, discounted per
+round; its bootstrap factor is gamma^(rounds between); the end of the episode cuts both. When the agent acts in every
+round this is generalised advantage estimation (Schulman et al., "High-dimensional continuous control using generalized
+advantage estimation", 2016, equation 16). One factor lambda is applied per own turn.
 """
 
 from dataclasses import dataclass
@@ -19,14 +21,18 @@ from nip_ray.settings.ppo import OnPolicySettings, PPOSettings
 from nip_ray.settings.solo import SupervisedSettings
 
 
-def own_turn_advantages(reward_BR: Tensor, value_BR: Tensor, turn_BR: Tensor, gamma: float | Tensor, lam: float) -> tuple[Tensor, Tensor]:
+def own_turn_advantages(
+    reward_BR: Tensor, value_BR: Tensor, turn_BR: Tensor, gamma: float | Tensor, lam: float
+) -> tuple[Tensor, Tensor]:
     """(advantage_BR, target_BR) of one agent in B complete episodes of R rounds.
 
-    reward_BR: what it was paid in each round (zero after the end). value_BR: its value estimate before acting, read only at its
-    turns. turn_BR: bool, its turns (none after the end). Both results are zero outside its turns; target = advantage + value.
+    reward_BR: what it was paid in each round (zero after the end). value_BR: its value estimate before acting, read
+    only at its turns. turn_BR: bool, its turns (none after the end). Both results are zero outside its turns; target =
+    advantage + value.
 
-    gamma: discount per round. Where a row is a stretch in which episodes end, a tensor (B, R) that is 0 in each episode's last round; where
-    one is cut off instead of ending, the reward of that round includes the discounted value of what it led to.
+    gamma: discount per round. Where a row is a stretch in which episodes end, a tensor (B, R) that is 0 in each
+    episode's last round; where one is cut off instead of ending, the reward of that round includes the discounted value
+    of what it led to.
     """
     discounts = gamma.unbind(1) if isinstance(gamma, Tensor) else [gamma] * reward_BR.shape[1]
     rewards, values, turns = reward_BR.unbind(1), value_BR.unbind(1), turn_BR.unbind(1)
@@ -64,7 +70,8 @@ def normalise(advantage_N: Tensor) -> Tensor:
 
 
 def mean_and_deviation(advantage_N: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """By which `normalise` scales: the mean, and the standard deviation of all rows, at least 1e-6; 0 and 1 for less than two rows."""
+    """By which `normalise` scales: the mean, and the standard deviation of all rows, at least 1e-6; 0 and 1 for less
+    than two rows."""
     if advantage_N.numel() < 2:
         return 0.0, 1.0
     return advantage_N.mean(), advantage_N.std(unbiased=False).clamp_min(1e-6)
@@ -76,7 +83,8 @@ _LR_FACTOR = 1.5  # a step of the adaptive learning rate
 
 
 def base_lr(settings: OnPolicySettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
-    """The learning rate of an iteration (from 0): constant, or falling to 0 over `total_iterations` and staying there."""
+    """The learning rate of an iteration (from 0): constant, or falling to 0 over `total_iterations` and staying
+    there."""
     left = max(0.0, 1 - iteration / total_iterations)
     factor = {False: 1.0, True: left, "quadratic": left**2}[settings.anneal_lr]
     return settings.lr * factor
@@ -100,9 +108,11 @@ def part(term: Tensor, weight_N: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class PlayedTurns:
-    """Turns that PPO learns from, each (N,): log-probability and value when they were played, scaled advantage, value target.
+    """Turns that PPO learns from, each (N,): log-probability and value when they were played, scaled advantage, value
+    target.
 
-    drawn_N: 1 for turns over which entropy and critic are means; sampled_N: for those over which the objective is one (None: all).
+    drawn_N: 1 for turns over which entropy and critic are means; sampled_N: for those over which the objective is one
+    (None: all).
     """
 
     log_prob_N: Tensor
@@ -115,8 +125,8 @@ class PlayedTurns:
 
 @dataclass(frozen=True)
 class PPOLoss:
-    """The three terms of PPO's loss, whose sum is minimised, and three figures of it; all scalars. distance: the critic's without its
-    coefficient."""
+    """The three terms of PPO's loss, whose sum is minimised, and three figures of it; all scalars. distance: the
+    critic's without its coefficient."""
 
     objective: Tensor
     entropy: Tensor
@@ -132,14 +142,22 @@ class PPOLoss:
 
 
 def ppo_loss(
-    log_prob_N: Tensor, entropy: Tensor, value_N: Tensor, played: PlayedTurns, settings: PPOSettings, beta: Tensor, bonus: float
+    log_prob_N: Tensor,
+    entropy: Tensor,
+    value_N: Tensor,
+    played: PlayedTurns,
+    settings: PPOSettings,
+    beta: Tensor,
+    bonus: float,
 ) -> PPOLoss:
     """PPO's loss on N turns: the policy objective, the entropy bonus and the critic.
 
-    log_prob_N, entropy (the mean over turns, scalar), value_N: of the networks that learn. beta: the coefficient of the KL penalty, read
-    by the loss "kl_penalty" alone. bonus: the weight of the entropy.
+    log_prob_N, entropy (the mean over turns, scalar), value_N: of the networks that learn. beta: the coefficient of the
+    KL penalty, read by the loss "kl_penalty" alone. bonus: the weight of the entropy.
     """
-    actor, kl, clip_share = objective(log_prob_N, played.log_prob_N, played.advantage_N, settings, beta, played.sampled_N)
+    actor, kl, clip_share = objective(
+        log_prob_N, played.log_prob_N, played.advantage_N, settings, beta, played.sampled_N
+    )
     distance = critic(value_N, played.value_N, played.target_N, settings, played.drawn_N)
     return PPOLoss(
         objective=part(actor, played.sampled_N),
@@ -152,14 +170,21 @@ def ppo_loss(
 
 
 def objective(
-    log_prob_N: Tensor, old_log_prob_N: Tensor, advantage_N: Tensor, settings: PPOSettings, beta: Tensor, weight_N: Tensor | None = None
+    log_prob_N: Tensor,
+    old_log_prob_N: Tensor,
+    advantage_N: Tensor,
+    settings: PPOSettings,
+    beta: Tensor,
+    weight_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, kl, clip_share). clip: -mean min(rho A, clip(rho, 1 - eps, 1 + eps) A); kl_penalty: -mean rho A + beta KL.
 
-    KL is estimated by -mean log rho, as the published library does; clip_share is the share of rows with |rho - 1| > eps.
+    KL is estimated by -mean log rho, as the published library does; clip_share is the share of rows with |rho - 1| >
+    eps.
     """
     log_ratio_N = log_prob_N - old_log_prob_N
-    ratio_N = log_ratio_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()  # an infinite ratio times no advantage is not a number
+    # an infinite ratio times no advantage is not a number
+    ratio_N = log_ratio_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
     kl = -mean(log_ratio_N, weight_N)
     epsilon = settings.clip_epsilon
     clip_share = mean(((ratio_N.detach() - 1).abs() > epsilon).to(ratio_N.dtype), weight_N)
@@ -169,8 +194,11 @@ def objective(
     return -mean(ratio_N * advantage_N, weight_N) + beta * kl, kl.detach(), clip_share
 
 
-def critic(value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: OnPolicySettings, weight_N: Tensor | None = None) -> Tensor:
-    """Distance of value and target, the larger of plain and clipped where `clip_value` is set (scalar, without its coefficient)."""
+def critic(
+    value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: OnPolicySettings, weight_N: Tensor | None = None
+) -> Tensor:
+    """Distance of value and target, the larger of plain and clipped where `clip_value` is set (scalar, without its
+    coefficient)."""
     loss_N = _distance(value_N, target_N, settings)
     if settings.clip_value is not False:
         width = getattr(settings, "clip_epsilon", _DEFAULT_CLIP) if settings.clip_value is True else settings.clip_value
@@ -199,11 +227,14 @@ def _distance(value_N: Tensor, target_N: Tensor, settings: OnPolicySettings) -> 
     return kinds[settings.critic_loss](value_N, target_N, reduction="none")
 
 
-def score_loss(log_prob_N: Tensor, old_log_prob_N: Tensor, weight_N: Tensor, max_importance_weight: float | None) -> Tensor:
+def score_loss(
+    log_prob_N: Tensor, old_log_prob_N: Tensor, weight_N: Tensor, max_importance_weight: float | None
+) -> Tensor:
     """-mean rho * log pi * weight over N turns, a scalar whose gradient is minus the policy gradient.
 
     weight_N: reward to go or advantage. rho is the ratio of the policy that learns to the one that played, at most
-    `max_importance_weight` and without a gradient; it is 1 in the first step on a rollout and left out where that is None.
+    `max_importance_weight` and without a gradient; it is 1 in the first step on a rollout and left out where that is
+    None.
     """
     score_N = log_prob_N * weight_N
     if max_importance_weight is not None:

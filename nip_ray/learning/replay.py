@@ -1,16 +1,20 @@
-"""A replay buffer: a ring of rows as tensors on one device, sampled evenly or by priority, without a loop over rows anywhere.
+"""A replay buffer: a ring of rows as tensors on one device, sampled evenly or by priority, without a loop over rows
+anywhere.
 
-Sources: Lin, "Self-improving reactive agents based on reinforcement learning, planning and teaching", 1992 (replay); Schaul et al.,
-"Prioritized experience replay", 2016 (proportional variant: equations 1 and 2, algorithm 1, appendix B.2.1).
+Sources: Lin, "Self-improving reactive agents based on reinforcement learning, planning and teaching", 1992 (replay);
+Schaul et al., "Prioritized experience replay", 2016 (proportional variant: equations 1 and 2, algorithm 1, appendix
+B.2.1).
 
 Decisions that matter here:
-- nothing random has a state: whoever samples brings a generator, made from (seed, purpose, step) by `nip_ray.seeding.generator`. So
-  rows and priorities are all that a checkpoint needs, and they are plain tensors, read back with `weights_only=True`;
-- the sum tree is wide: 32 children a node. A search goes through four levels where a binary tree of a million leaves has twenty, each
-  costing the same few kernels. Sums are always taken again from the children, by the same running sum that is searched: they do not
-  drift, a rebuilt tree equals the old one to the last bit, and a search never ends at a leaf of no weight;
-- importance weights are divided by the largest of their batch, not of all rows: one row of tiny priority that nobody draws would
-  otherwise shrink every step;
+- nothing random has a state: whoever samples brings a generator, made from (seed, purpose, step) by
+  `nip_ray.seeding.generator`. So rows and priorities are all that a checkpoint needs, and they are plain tensors, read
+  back with `weights_only=True`;
+- the sum tree is wide: 32 children a node. A search goes through four levels where a binary tree of a million leaves
+  has twenty, each costing the same few kernels. Sums are always taken again from the children, by the same running sum
+  that is searched: they do not drift, a rebuilt tree equals the old one to the last bit, and a search never ends at a
+  leaf of no weight;
+- importance weights are divided by the largest of their batch, not of all rows: one row of tiny priority that nobody
+  draws would otherwise shrink every step;
 - memory is taken but not touched before rows come, and a checkpoint holds only rows that are there.
 """
 
@@ -37,7 +41,8 @@ class Field:
 
 @dataclass(frozen=True)
 class Priorities:
-    """How proportional priorities are made of errors: (|error| + floor) ** exponent. Every transition can come up, since floor > 0."""
+    """How proportional priorities are made of errors: (|error| + floor) ** exponent. Every transition can come up,
+    since floor > 0."""
 
     exponent: float
     floor: float = 1e-6
@@ -45,7 +50,8 @@ class Priorities:
 
 @dataclass(frozen=True)
 class Sample:
-    """N rows drawn with replacement. rows: field -> (N, *shape). slot_N: int64, their places, for `Replay.update_priorities`.
+    """N rows drawn with replacement. rows: field -> (N, *shape). slot_N: int64, their places, for
+    `Replay.update_priorities`.
 
     weight_N: importance weights, the largest 1; None where all rows are drawn alike.
     """
@@ -62,11 +68,17 @@ class Ring:
     """
 
     def __init__(self, schema: Mapping[str, Field], capacity: int, device: torch.device | str = "cpu") -> None:
-        """Takes capacity * (bytes of a row) of memory on `device`. Raises ValueError for a capacity below 1 or a schema without fields."""
+        """Takes capacity * (bytes of a row) of memory on `device`. Raises ValueError for a capacity below 1 or a schema
+        without fields."""
         if capacity < 1 or not schema:
-            raise ValueError(f"a ring needs at least one row and one field, got {capacity} rows and {len(schema)} fields")
+            raise ValueError(
+                f"a ring needs at least one row and one field, got {capacity} rows and {len(schema)} fields"
+            )
         self.schema, self.capacity, self.device, self.added = dict(schema), capacity, torch.device(device), 0
-        self.store = {name: torch.empty(capacity, *field.shape, dtype=field.dtype, device=device) for name, field in schema.items()}
+        self.store = {
+            name: torch.empty(capacity, *field.shape, dtype=field.dtype, device=device)
+            for name, field in schema.items()
+        }
 
     @property
     def size(self) -> int:
@@ -75,10 +87,11 @@ class Ring:
 
     @torch.no_grad()
     def add(self, rows: Mapping[str, Tensor]) -> list[slice]:
-        """Take in N rows, field -> (N, *shape), over the oldest; of more than `capacity` the last. Returns the places written.
+        """Take in N rows, field -> (N, *shape), over the oldest; of more than `capacity` the last. Returns the places
+        written.
 
-        Devices and number types are converted. Raises ValueError where a field is missing, unknown, of another shape or number of
-        rows, or of a number type that the field's cannot stand for (real numbers into whole ones).
+        Devices and number types are converted. Raises ValueError where a field is missing, unknown, of another shape or
+        number of rows, or of a number type that the field's cannot stand for (real numbers into whole ones).
         """
         count = self._count(rows)
         skipped = max(0, count - self.capacity)
@@ -104,15 +117,20 @@ class Ring:
         return {"rows": rows, "added": torch.tensor(self.added), "capacity": torch.tensor(self.capacity)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`. Raises UserError where it is of another capacity or schema; the ring is then unchanged."""
+        """The inverse of `state_dict`. Raises UserError where it is of another capacity or schema; the ring is then
+        unchanged."""
         capacity, added = int(state["capacity"]), int(state["added"])
         if capacity != self.capacity:
-            raise UserError(f"buffer_size: the saved replay buffer has room for {capacity} rows, got {self.capacity}, use the same")
+            raise UserError(
+                f"buffer_size: the saved replay buffer has room for {capacity} rows, got {self.capacity}, use the same"
+            )
         expected = {name: ((min(added, capacity), *field.shape), field.dtype) for name, field in self.schema.items()}
         found = {name: (tuple(rows.shape), rows.dtype) for name, rows in state["rows"].items()}
         for name in expected.keys() | found.keys():
             if expected.get(name) != found.get(name):
-                raise UserError(f"replay buffer: field {name} was saved as {found.get(name)}, expected {expected.get(name)}")
+                raise UserError(
+                    f"replay buffer: field {name} was saved as {found.get(name)}, expected {expected.get(name)}"
+                )
         self.added = added
         for name, rows in state["rows"].items():
             self.store[name][: self.size].copy_(rows)
@@ -132,7 +150,8 @@ class Ring:
 class SumTree:
     """Weights of `capacity` leaves, their sums, and a search by running sum; double precision, on one device.
 
-    levels[0] holds the leaves in blocks of 32, levels[k + 1] the sums of the blocks of levels[k]; the last has one block.
+    levels[0] holds the leaves in blocks of 32, levels[k + 1] the sums of the blocks of levels[k]; the last has one
+    block.
     """
 
     def __init__(self, capacity: int, device: torch.device | str = "cpu") -> None:
@@ -153,7 +172,8 @@ class SumTree:
         return _sum(self.levels[-1])[0]
 
     def set(self, slot_N: Tensor, weight_N: Tensor) -> None:
-        """Give the leaves `slot_N` (int64) the weights `weight_N`, which are finite and >= 0; of one named twice the larger counts."""
+        """Give the leaves `slot_N` (int64) the weights `weight_N`, which are finite and >= 0; of one named twice the
+        larger counts."""
         self.leaves.scatter_reduce_(0, slot_N, weight_N.to(self.leaves.dtype), "amax", include_self=False)
         for lower, upper in pairwise(self.levels):
             slot_N = slot_N // _FANOUT
@@ -169,13 +189,15 @@ class SumTree:
     def find(self, mass_N: Tensor) -> Tensor:
         """(N,) int64: for each mass the first leaf at which the running sum of all weights exceeds it.
 
-        mass_N: double precision, from 0 to the total, which must be above 0; at the total it is the last leaf of any weight.
+        mass_N: double precision, from 0 to the total, which must be above 0; at the total it is the last leaf of any
+        weight.
         """
         slot_N = torch.zeros_like(mass_N, dtype=torch.int64)
         zero = torch.zeros((), dtype=mass_N.dtype, device=mass_N.device)
         for level in reversed(self.levels):
             running_NF = level[slot_N].cumsum(-1)
-            mass_N = torch.minimum(mass_N, torch.nextafter(running_NF[:, -1], zero))  # roundings may have lifted it to the block's end
+            # roundings may have lifted it to the block's end
+            mass_N = torch.minimum(mass_N, torch.nextafter(running_NF[:, -1], zero))
             child_N = (running_NF <= mass_N[:, None]).sum(-1)
             before_N = running_NF.gather(-1, (child_N - 1).clamp_min(0)[:, None]).squeeze(-1)
             mass_N = mass_N - torch.where(child_N > 0, before_N, zero)
@@ -186,11 +208,16 @@ class SumTree:
 class Replay:
     """A ring of rows and how they are drawn: all alike, or in proportion to priorities.
 
-    ring: the rows. tree: their priorities, None where all are alike. New rows have the highest priority that ever was, 1 at first.
+    ring: the rows. tree: their priorities, None where all are alike. New rows have the highest priority that ever was,
+    1 at first.
     """
 
     def __init__(
-        self, schema: Mapping[str, Field], capacity: int, device: torch.device | str = "cpu", priorities: Priorities | None = None
+        self,
+        schema: Mapping[str, Field],
+        capacity: int,
+        device: torch.device | str = "cpu",
+        priorities: Priorities | None = None,
     ) -> None:
         """priorities: None to draw all rows alike. Raises ValueError as `Ring` does."""
         self.ring, self.priorities = Ring(schema, capacity, device), priorities
@@ -211,9 +238,9 @@ class Replay:
     def sample(self, count: int, generator: torch.Generator, importance_exponent: float = 1.0) -> Sample:
         """`count` rows, drawn with replacement from `count` random numbers of `generator` (on any device).
 
-        By priority, one is drawn from each of `count` equal parts of the sum of priorities, so that rows come in the order of their
-        places, and each as often as its share says to within two. importance_exponent: beta of the weights w = (size * P) ** -beta,
-        given as w / max w. Raises ValueError on an empty buffer.
+        By priority, one is drawn from each of `count` equal parts of the sum of priorities, so that rows come in the
+        order of their places, and each as often as its share says to within two. importance_exponent: beta of the
+        weights w = (size * P) ** -beta, given as w / max w. Raises ValueError on an empty buffer.
         """
         if not self.size:
             raise ValueError("replay buffer: nothing to sample, it is empty")
@@ -224,11 +251,13 @@ class Replay:
         uniform_N = torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64).to(ring.device)
         slot_N = self.tree.find((torch.arange(count, device=ring.device) + uniform_N) / count * self.tree.total())
         priority_N = self.tree.leaves[slot_N]
-        weight_N = (priority_N / priority_N.min()) ** -importance_exponent  # number of rows and sum of priorities cancel in w / max w
+        # number of rows and sum of priorities cancel in w / max w
+        weight_N = (priority_N / priority_N.min()) ** -importance_exponent
         return Sample(ring.read(slot_N), slot_N, weight_N.float())
 
     def update_priorities(self, slot_N: Tensor, error_N: Tensor) -> None:
-        """Give the rows at `slot_N` (of the last sample, before rows were added) the priorities of their new errors, finite numbers.
+        """Give the rows at `slot_N` (of the last sample, before rows were added) the priorities of their new errors,
+        finite numbers.
 
         Nothing happens where all rows are drawn alike.
         """
@@ -249,7 +278,8 @@ class Replay:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`: the next samples are those of the buffer that was saved.
 
-        Raises UserError where that had another capacity or schema, or priorities where this one has none or the other way round.
+        Raises UserError where that had another capacity or schema, or priorities where this one has none or the other
+        way round.
         """
         if ("priority" in state) != (self.tree is not None):
             had = "priorities" if "priority" in state else "no priorities"

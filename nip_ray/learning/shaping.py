@@ -1,16 +1,20 @@
 """Stackelberg and opponent-shaping learning rules: every agent's descent direction from the losses of all.
 
 Decisions that matter here:
-- a loss is one scalar graph whose derivatives of every order are right: an exact game value, or the sampled surrogate `dice_losses`.
-  Everything else is automatic differentiation: mixed products by differentiating a gradient again, never a full Jacobian;
-- learners may each hold a share of the losses. Every gradient and product is linear in the local losses and is summed over the learners
-  (`reduce`) before anything is multiplied by it. The order and sizes of these sums depend on arguments alone, never on values;
-- a first gradient is differentiated again only where a rule asks for it. That graph is dropped with the leader whose turn it was, or
-  at the end; the losses' own graph is kept, so callers may differentiate other losses of the same networks afterwards. Beyond a plain
-  gradient, spg holds one such graph for each follower's network, the other rules a second one, for one leader at a time. Wide layers
-  need about 2.7 times the memory of plain gradients for spg and a leader's lola or sos, 3.5 times where everyone shapes everyone.
+- a loss is one scalar graph whose derivatives of every order are right: an exact game value, or the sampled surrogate
+  `dice_losses`. Everything else is automatic differentiation: mixed products by differentiating a gradient again, never
+  a full Jacobian;
+- learners may each hold a share of the losses. Every gradient and product is linear in the local losses and is summed
+  over the learners (`reduce`) before anything is multiplied by it. The order and sizes of these sums depend on
+  arguments alone, never on values;
+- a first gradient is differentiated again only where a rule asks for it. That graph is dropped with the leader whose
+  turn it was, or at the end; the losses' own graph is kept, so callers may differentiate other losses of the same
+  networks afterwards. Beyond a plain gradient, spg holds one such graph for each follower's network, the other rules a
+  second one, for one leader at a time. Wide layers need about 2.7 times the memory of plain gradients for spg and a
+  leader's lola or sos, 3.5 times where everyone shapes everyone.
 
-Symbols: xi_a = grad_a L_a; H_ff = grad_f grad_f L_f; <u, v> is a dot product; eta_f is the step that follower f is supposed to take.
+Symbols: xi_a = grad_a L_a; H_ff = grad_f grad_f L_f; <u, v> is a dot product; eta_f is the step that follower f is
+supposed to take.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +42,8 @@ def identity(vector: Tensor) -> Tensor:
 
 
 def check_sequence(agents: Collection[str], sequence: Sequence[Sequence[str]]) -> None:
-    """Raises UserError, naming the agents, unless each of `agents` and nobody else stands exactly once in the groups of `sequence`."""
+    """Raises UserError, naming the agents, unless each of `agents` and nobody else stands exactly once in the groups of
+    `sequence`."""
     named = [agent for group in sequence for agent in group]
     faults = {
         "misses": [agent for agent in agents if agent not in named],
@@ -50,19 +55,27 @@ def check_sequence(agents: Collection[str], sequence: Sequence[Sequence[str]]) -
         found.append("has an empty group")
     if found:
         raise UserError(
-            f"stackelberg_sequence {'; it '.join(found)}: each of {', '.join(agents)} must stand in exactly one group, leaders first"
+            f"stackelberg_sequence {'; it '.join(found)}: each of {', '.join(agents)} must stand in exactly one group,"
+            " leaders first"
         )
 
 
-def leader_follower_map(agents: Sequence[str], sequence: Sequence[Sequence[str]], mutual: bool) -> dict[str, tuple[str, ...]]:
-    """All agents that each agent leads: those of later groups of `sequence`, or with `mutual` everyone else (`sequence` is not read).
+def leader_follower_map(
+    agents: Sequence[str], sequence: Sequence[Sequence[str]], mutual: bool
+) -> dict[str, tuple[str, ...]]:
+    """All agents that each agent leads: those of later groups of `sequence`, or with `mutual` everyone else (`sequence`
+    is not read).
 
     Raises UserError where `check_sequence` does.
     """
     if mutual:
         return {agent: tuple(other for other in agents if other != agent) for agent in agents}
     check_sequence(agents, sequence)
-    later = {agent: tuple(f for group in sequence[level + 1 :] for f in group) for level, own in enumerate(sequence) for agent in own}
+    later = {
+        agent: tuple(f for group in sequence[level + 1 :] for f in group)
+        for level, own in enumerate(sequence)
+        for agent in own
+    }
     return {agent: later[agent] for agent in agents}
 
 
@@ -75,25 +88,28 @@ def dice_losses(
     clip_epsilon: float | None = None,
     copies: int | None = None,
 ) -> Tensor:
-    """(A,): per agent i the loss L_i = - 1/B sum over copies and rounds of discount^t w_t (c_it - A_it), to be differentiated twice.
+    """(A,): per agent i the loss L_i = - 1/B sum over copies and rounds of discount^t w_t (c_it - A_it), to be
+    differentiated twice.
 
-    log_prob_BRA: of each agent's action in each round, with graph, zero outside its turns. advantage_BRA: agent i's return from round t
-    on, less a baseline that may depend on anything that came before the actions of round t, and on none of them. live_BR: bool, false
-    after the end. copies: what to divide by, all learners' copies together (none: B). With s_t the round's log-probabilities summed over
-    agents, S_t the sum of the earlier s, and | marking what is constant:
+    log_prob_BRA: of each agent's action in each round, with graph, zero outside its turns. advantage_BRA: agent i's
+    return from round t on, less a baseline that may depend on anything that came before the actions of round t, and on
+    none of them. live_BR: bool, false after the end. copies: what to divide by, all learners' copies together (none:
+    B). With s_t the round's log-probabilities summed over agents, S_t the sum of the earlier s, and | marking what is
+    constant:
 
-        w_t = exp(S_t - S_t|);  c_it = u_t A_it, u_t = exp(s_t - s_t|)                                  without old_log_prob_BRA
-        c_it = min(u_t A_it, clip(u_t, 1 - eps, 1 + eps) A_it), u_t = exp(s_t - old s_t)                with both optional arguments
+        w_t = exp(S_t - S_t|);  c_it = u_t A_it, u_t = exp(s_t - s_t|)                    without old_log_prob_BRA
+        c_it = min(u_t A_it, clip(u_t, 1 - eps, 1 + eps) A_it), u_t = exp(s_t - old s_t)  with both optional arguments
 
-    Sources: Foerster et al., "DiCE: The infinitely differentiable Monte Carlo estimator", ICML 2018, section 4 (the "magic box"
-    exp(S - S|)); Farquhar, Whiteson and Foerster, "Loaded DiCE", NeurIPS 2019 (with advantages); Schulman et al., "Proximal policy
-    optimization algorithms", 2017, equation 7 (clip).
+    Sources: Foerster et al., "DiCE: The infinitely differentiable Monte Carlo estimator", ICML 2018, section 4 (the
+    "magic box" exp(S - S|)); Farquhar, Whiteson and Foerster, "Loaded DiCE", NeurIPS 2019 (with advantages); Schulman
+    et al., "Proximal policy optimization algorithms", 2017, equation 7 (clip).
 
-    The first form is unbiased for samples of the current policies. Every derivative is a sum, over copies, of products of scores and
-    advantages of one and the same copy: the first is A_t grad s_t, the second A_t (grad s_t grad s_t^T + grad grad s_t + grad S_t
-    grad s_t^T + grad s_t grad S_t^T), and each has the expectation of the value's derivative, since a round's score has mean 0 given the
-    past. An estimate that multiplies one batch mean with another estimates E[x] E[y] where E[x y] is meant. The clipped form has the same
-    derivatives at the old policies; elsewhere it is biased, like PPO's.
+    The first form is unbiased for samples of the current policies. Every derivative is a sum, over copies, of products
+    of scores and advantages of one and the same copy: the first is A_t grad s_t, the second A_t (grad s_t grad s_t^T +
+    grad grad s_t + grad S_t grad s_t^T + grad s_t grad S_t^T), and each has the expectation of the value's derivative,
+    since a round's score has mean 0 given the past. An estimate that multiplies one batch mean with another estimates
+    E[x] E[y] where E[x y] is meant. The clipped form has the same derivatives at the old policies; elsewhere it is
+    biased, like PPO's.
     """
     round_BR = log_prob_BRA.sum(-1)
     past_BR = round_BR.cumsum(-1) - round_BR
@@ -108,7 +124,9 @@ def dice_losses(
     log_ratio_BR = (round_BR - old_log_prob_BRA.sum(-1)).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     ratio_BRA = log_ratio_BR.exp()[..., None]
     # min(u A, clip(u) A) bounds u from above where A > 0 and from below elsewhere
-    bounded_BRA = torch.where(gain_BRA > 0, ratio_BRA.clamp(max=1 + clip_epsilon), ratio_BRA.clamp(min=1 - clip_epsilon))
+    bounded_BRA = torch.where(
+        gain_BRA > 0, ratio_BRA.clamp(max=1 + clip_epsilon), ratio_BRA.clamp(min=1 - clip_epsilon)
+    )
     return -(past_BR[..., None] * (bounded_BRA - 1) * gain_BRA).sum((0, 1)) / count
 
 
@@ -125,24 +143,27 @@ def directions(
 ) -> dict[str, Tensor]:
     """Each agent's flat descent direction (P_a,), laid out like torch.cat([p.reshape(-1) for p in parameters[a]]).
 
-    losses: each agent's scalar. followers: all agents that each agent leads; parameters of different agents must not be shared.
-    step_sizes: eta of each follower (not read by spg and pspg). generator: read by ihvp "nystrom", and in the same state on every
-    learner. reduce: the sum of a detached flat vector over learners, each of which holds its share of the losses. inverses: for spg and
-    pspg, by follower, products with its inverse Hessian from an earlier call, to be used again; those missing are added to it.
-    independent: the same losses from other samples. A term of second order is a product of two expectations, grad_f L_l among them; both
-    factors from the same samples would add their covariance to it, which for long episodes is larger than the term itself. So the
-    factors without a graph come from here and those with one from `losses`; plain gradients are the mean of both. Exact losses need none.
+    losses: each agent's scalar. followers: all agents that each agent leads; parameters of different agents must not be
+    shared. step_sizes: eta of each follower (not read by spg and pspg). generator: read by ihvp "nystrom", and in the
+    same state on every learner. reduce: the sum of a detached flat vector over learners, each of which holds its share
+    of the losses. inverses: for spg and pspg, by follower, products with its inverse Hessian from an earlier call, to
+    be used again; those missing are added to it. independent: the same losses from other samples. A term of second
+    order is a product of two expectations, grad_f L_l among them; both factors from the same samples would add their
+    covariance to it, which for long episodes is larger than the term itself. So the factors without a graph come from
+    here and those with one from `losses`; plain gradients are the mean of both. Exact losses need none.
 
-    spg, pspg: D_l = xi_l - grad_l <xi_f, x_f> with x_f = (H_ff + rho I)^-1 v_f and v_f = grad_f L_l: the total derivative of L_l at
-    followers who stay at their best response (implicit function theorem; Fiez, Chasnov and Ratliff, "Implicit learning dynamics in
-    Stackelberg games", ICML 2020). Followers are taken from the last level up, and those that lead others pass on what these do:
-    v_f = grad_f L_l - sum of grad_f <xi_g, x_g> over the g that f leads. This is an approximation with more than one follower: f's best
-    response is to its own loss with everybody below or beside it held fixed, so H_ff is block by block.
+    spg, pspg: D_l = xi_l - grad_l <xi_f, x_f> with x_f = (H_ff + rho I)^-1 v_f and v_f = grad_f L_l: the total
+    derivative of L_l at followers who stay at their best response (implicit function theorem; Fiez, Chasnov and
+    Ratliff, "Implicit learning dynamics in Stackelberg games", ICML 2020). Followers are taken from the last level up,
+    and those that lead others pass on what these do: v_f = grad_f L_l - sum of grad_f <xi_g, x_g> over the g that f
+    leads. This is an approximation with more than one follower: f's best response is to its own loss with everybody
+    below or beside it held fixed, so H_ff is block by block.
 
-    lola, pola: D_l = xi_l - sum over f of eta_f (grad_l <xi_f, grad_f L_l> + grad_l <grad_f L_l, D_f>): the derivative of L_l after one
-    step of the followers, through that step (shaping) and at where it leads (lookahead, which `additional_lola_term` turns off for these
-    two). D_f is the follower's own direction, xi_f if agents lead each other in a circle. Foerster et al., "Learning with
-    opponent-learning awareness", AAMAS 2018, section 4; the full form is LOLA of Letcher et al. below, section 3.
+    lola, pola: D_l = xi_l - sum over f of eta_f (grad_l <xi_f, grad_f L_l> + grad_l <grad_f L_l, D_f>): the derivative
+    of L_l after one step of the followers, through that step (shaping) and at where it leads (lookahead, which
+    `additional_lola_term` turns off for these two). D_f is the follower's own direction, xi_f if agents lead each other
+    in a circle. Foerster et al., "Learning with opponent-learning awareness", AAMAS 2018, section 4; the full form is
+    LOLA of Letcher et al. below, section 3.
 
     sos, psos: the same two terms, shaping scaled by p: see `stable_direction`; D_f as for lola.
 
@@ -177,11 +198,13 @@ def directions(
 def stable_direction(
     xi: Mapping[str, Tensor], lookahead: Mapping[str, Tensor], chi: Mapping[str, Tensor], settings: StackelbergSettings
 ) -> dict[str, Tensor]:
-    """xi0 - p chi with xi0 = xi - lookahead, per agent (P_a,); `lookahead` and `chi` (shaping) have their step sizes in them.
+    """xi0 - p chi with xi0 = xi - lookahead, per agent (P_a,); `lookahead` and `chi` (shaping) have their step sizes in
+    them.
 
-    Over all agents' vectors together, p = min(p1, p2): p1 = 1 if <-chi, xi0> >= 0, else min(1, -a |xi0|^2 / <-chi, xi0>), so shaping
-    never turns xi0 around; p2 = |xi|^2 if |xi| < b, else 1, so it fades near fixed points. a is sos_scaling_factor, b
-    sos_threshold_factor. Source: Letcher et al., "Stable opponent shaping in differentiable games", ICLR 2019, algorithm 1.
+    Over all agents' vectors together, p = min(p1, p2): p1 = 1 if <-chi, xi0> >= 0, else min(1, -a |xi0|^2 / <-chi,
+    xi0>), so shaping never turns xi0 around; p2 = |xi|^2 if |xi| < b, else 1, so it fades near fixed points. a is
+    sos_scaling_factor, b sos_threshold_factor. Source: Letcher et al., "Stable opponent shaping in differentiable
+    games", ICLR 2019, algorithm 1.
     """
     plain = {agent: xi[agent] - lookahead[agent] for agent in xi}
     xi_P, plain_P, chi_P = (torch.cat([part[agent] for agent in xi]) for part in (xi, plain, chi))
@@ -193,12 +216,16 @@ def stable_direction(
 
 
 def processing_order(followers: Followers, settings: StackelbergSettings) -> list[str] | None:
-    """All agents, each after those it leads; None if agents lead each other in a circle (UserError for spg and pspg)."""
+    """All agents, each after those it leads; None if agents lead each other in a circle (UserError for spg and
+    pspg)."""
     try:
         return list(TopologicalSorter(followers).static_order())
     except CycleError:
         if settings.variant in ("spg", "pspg"):
-            message = f"variant {settings.variant} needs leaders and followers: mutual shaping is for lola, pola, sos and psos"
+            message = (
+                f"variant {settings.variant} needs leaders and followers: mutual shaping is for lola, pola, sos and"
+                " psos"
+            )
             raise UserError(message) from None
         return None
 
@@ -206,10 +233,13 @@ def processing_order(followers: Followers, settings: StackelbergSettings) -> lis
 class Game:
     """Gradients of all agents' losses and products with their second derivatives, summed over learners.
 
-    own: xi of every agent, (P_a,). graphs: of the agents in `again`, this learner's share of xi tensor by tensor, to be differentiated.
+    own: xi of every agent, (P_a,). graphs: of the agents in `again`, this learner's share of xi tensor by tensor, to be
+    differentiated.
     """
 
-    def __init__(self, losses: Mapping[str, Tensor], parameters: Parameters, again: Collection[str], reduce: Reduce) -> None:
+    def __init__(
+        self, losses: Mapping[str, Tensor], parameters: Parameters, again: Collection[str], reduce: Reduce
+    ) -> None:
         """Takes every agent's gradient of its own loss; one sum over learners."""
         self.losses, self.parameters, self.reduce = losses, parameters, reduce
         self.empty = next(iter(losses.values())).detach().new_zeros(0)
@@ -219,16 +249,23 @@ class Game:
 
     def flat(self, parts: Sequence[Tensor | None], agent: str) -> Tensor:
         """(P_a,), detached, zero where nothing is."""
-        filled = [torch.zeros_like(p) if part is None else part for part, p in zip(parts, self.parameters[agent], strict=True)]
+        filled = [
+            torch.zeros_like(p) if part is None else part for part, p in zip(parts, self.parameters[agent], strict=True)
+        ]
         return torch.cat([self.empty, *(part.detach().reshape(-1) for part in filled)])
 
     def sums(self, vectors: Sequence[Tensor]) -> list[Tensor]:
         """Each vector summed over learners, in one call."""
         return list(self.reduce(torch.cat([self.empty, *vectors])).split([len(vector) for vector in vectors]))
 
-    def cross(self, loss: Tensor, agents: Sequence[str], again: bool = False) -> tuple[dict[str, Tensor], dict[str, list[Tensor | None]]]:
-        """grad_a of a loss for each of `agents`: (P_a,) summed, and this learner's share by tensors, with graph if `again`."""
-        parts = self.by_agent(_gradients([loss], [None], [p for agent in agents for p in self.parameters[agent]], again), agents)
+    def cross(
+        self, loss: Tensor, agents: Sequence[str], again: bool = False
+    ) -> tuple[dict[str, Tensor], dict[str, list[Tensor | None]]]:
+        """grad_a of a loss for each of `agents`: (P_a,) summed, and this learner's share by tensors, with graph if
+        `again`."""
+        parts = self.by_agent(
+            _gradients([loss], [None], [p for agent in agents for p in self.parameters[agent]], again), agents
+        )
         return dict(zip(agents, self.sums([self.flat(parts[agent], agent) for agent in agents]))), parts
 
     def by_agent(self, parts: Sequence[Tensor | None], agents: Sequence[str]) -> dict[str, list[Tensor | None]]:
@@ -236,8 +273,11 @@ class Game:
         rest = iter(parts)
         return {agent: [next(rest) for _ in self.parameters[agent]] for agent in agents}
 
-    def product(self, terms: Sequence[tuple[str, Sequence[Tensor | None], Tensor]], agents: Sequence[str]) -> list[Tensor]:
-        """This learner's grad_a of the sum of <u, x> for each of `agents`: terms are (f, u by tensors of f with graph, x (P_f,))."""
+    def product(
+        self, terms: Sequence[tuple[str, Sequence[Tensor | None], Tensor]], agents: Sequence[str]
+    ) -> list[Tensor]:
+        """This learner's grad_a of the sum of <u, x> for each of `agents`: terms are (f, u by tensors of f with graph,
+        x (P_f,))."""
         outputs: list[Tensor] = []
         weights: list[Tensor | None] = []
         for follower, graph, x in terms:
@@ -247,14 +287,19 @@ class Game:
                     outputs.append(part)
                     weights.append(weight.view_as(p))
         inputs = [p for agent in agents for p in self.parameters[agent]]
-        return [self.flat(parts, agent) for agent, parts in self.by_agent(_gradients(outputs, weights, inputs, False), agents).items()]
+        return [
+            self.flat(parts, agent)
+            for agent, parts in self.by_agent(_gradients(outputs, weights, inputs, False), agents).items()
+        ]
 
     def hessian_product(self, agent: str) -> Product:
         """x (P_a,) -> H_aa x (P_a,), for an agent in `again`."""
         return lambda x: self.reduce(self.product([(agent, self.graphs[agent], x)], [agent])[0])
 
 
-def inverse_products(game: Game, settings: StackelbergSettings, generator: torch.Generator, kept: Inverses | None) -> Inverses:
+def inverse_products(
+    game: Game, settings: StackelbergSettings, generator: torch.Generator, kept: Inverses | None
+) -> Inverses:
     """Products with the inverse Hessian of every follower: those in `kept`, and the others, which are added to it."""
     found = {} if kept is None else kept
     for follower in game.graphs:
@@ -266,7 +311,8 @@ def inverse_products(game: Game, settings: StackelbergSettings, generator: torch
 def _total_derivative(
     game: Game, other: Game, followers: Followers, leader: str, order: Sequence[str], inverses: Mapping[str, Product]
 ) -> Tensor:
-    """(P,): the leader's direction under spg, from the last followers up; those with the same leaders share one product."""
+    """(P,): the leader's direction under spg, from the last followers up; those with the same leaders share one
+    product."""
     led = followers[leader]
     if not led:
         return game.own[leader]

@@ -1,4 +1,5 @@
-"""One loop of gradient steps on one optimizer, for what learns beside the engine: pretraining, message regression, attackers."""
+"""One loop of gradient steps on one optimizer, for what learns beside the engine: pretraining, message regression,
+attackers."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,7 +9,12 @@ from torch import Tensor
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
 
 
-def fit(loss: Callable[[Tensor], Tensor], optimizer: FlatOptimizer, batches: Iterable[Tensor], max_grad_norm: float | None = None) -> None:
+def fit(
+    loss: Callable[[Tensor], Tensor],
+    optimizer: FlatOptimizer,
+    batches: Iterable[Tensor],
+    max_grad_norm: float | None = None,
+) -> None:
     """One step along the gradient of `loss` (a scalar) of each of the batches, which hold indices of rows.
 
     max_grad_norm: of each step (None: no clipping).

@@ -1,7 +1,8 @@
 """Policy gradient on the tokens of language agents: advantages of turns, and the loss on the tokens that were drawn.
 
-N turns, padded to T tokens; `mask_NT` marks (1 or 0) the tokens that the agent itself drew, the end of its reply included. A turn's return
-is `nip_ray.learning.policy_gradient.returns_to_go` at its round: what its agent is paid from there on, discounted per protocol round.
+N turns, padded to T tokens; `mask_NT` marks (1 or 0) the tokens that the agent itself drew, the end of its reply
+included. A turn's return is `nip_ray.learning.policy_gradient.returns_to_go` at its round: what its agent is paid from
+there on, discounted per protocol round.
 
 Sources, by the names used below:
 - PPO: Schulman et al., "Proximal policy optimization algorithms", 2017 (1707.06347);
@@ -33,8 +34,9 @@ _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are div
 
 @dataclass(frozen=True)
 class Advantages:
-    """advantage_N: of each turn. num_groups: groups of turns that were compared with each other; of these num_alone have a single turn, and
-    num_equal several turns of one and the same return. The turns of both have no advantage. (All 0 where no groups are formed.)
+    """advantage_N: of each turn. num_groups: groups of turns that were compared with each other; of these num_alone
+    have a single turn, and num_equal several turns of one and the same return. The turns of both have no advantage.
+    (All 0 where no groups are formed.)
     """
 
     advantage_N: Tensor
@@ -50,9 +52,9 @@ class Advantages:
 
 @dataclass(frozen=True)
 class AgentTurns:
-    """N turns of one agent, as they were played. return_N: see the module. group_N: see `group_numbers`. dialogue_N: which dialogue each
-    belongs to; a dialogue's turns stand next to each other or in the order of rounds. roles: the role that the agent knows of in each, None
-    for none (empty: in none of them).
+    """N turns of one agent, as they were played. return_N: see the module. group_N: see `group_numbers`. dialogue_N:
+    which dialogue each belongs to; a dialogue's turns stand next to each other or in the order of rounds. roles: the
+    role that the agent knows of in each, None for none (empty: in none of them).
     """
 
     agent: str
@@ -65,7 +67,8 @@ class AgentTurns:
 def turn_advantages(
     turns: AgentTurns, baselines: Mapping[str, float], settings: PolicyGradientSettings
 ) -> tuple[Advantages, dict[str, float]]:
-    """(advantages, new baselines of agents) by `settings.advantage`; what a kind has no use for is not read. See `role_advantages`."""
+    """(advantages, new baselines of agents) by `settings.advantage`; what a kind has no use for is not read. See
+    `role_advantages`."""
     return_N = turns.return_N
     if settings.advantage == "none":
         return Advantages(return_N.clone()), dict(baselines)
@@ -74,26 +77,34 @@ def turn_advantages(
         roles = [turns.agent if role is None else f"{turns.agent}/{role}" for role in known]
         advantage_N, new = role_advantages(return_N, roles, dialogues, baselines, settings.role_baseline_decay)
         return Advantages(advantage_N), new
-    found = group_advantages(return_N, turns.group_N, settings.advantage == "leave_one_out", settings.normalise_advantage)
+    found = group_advantages(
+        return_N, turns.group_N, settings.advantage == "leave_one_out", settings.normalise_advantage
+    )
     return found, dict(baselines)
 
 
 def group_numbers(*keys: Sequence[Hashable]) -> Tensor:
-    """(N,): the number of each turn's group, from 0 in the order of first appearance; turns with the same keys are of one group.
+    """(N,): the number of each turn's group, from 0 in the order of first appearance; turns with the same keys are of
+    one group.
 
-    keys: a value for each turn. Turns of one agent are comparable when they answer the same item, in the same round, against the same
-    opponents, and it knows of the same role. A turn that only some dialogues of an item have is compared with those that have it.
+    keys: a value for each turn. Turns of one agent are comparable when they answer the same item, in the same round,
+    against the same opponents, and it knows of the same role. A turn that only some dialogues of an item have is
+    compared with those that have it.
     """
     numbers: dict[tuple[Hashable, ...], int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)], dtype=torch.long)
 
 
-def group_advantages(return_N: Tensor, group_N: Tensor, leave_one_out: bool = False, normalise: bool = False) -> Advantages:
-    """Returns less what the other turns of the group earned. group_N: group numbers, each from 0 to the largest occurring.
+def group_advantages(
+    return_N: Tensor, group_N: Tensor, leave_one_out: bool = False, normalise: bool = False
+) -> Advantages:
+    """Returns less what the other turns of the group earned. group_N: group numbers, each from 0 to the largest
+    occurring.
 
-    R_i - mean(R), divided by std(R) + 1e-6 if `normalise` (GRPO, section 4.1.2; std over the group's G turns, not G - 1). leave_one_out:
-    R_i - the mean of the others, which is G / (G - 1) (R_i - mean(R)) (RLOO), without a deviation. A group whose returns are all equal, or
-    with one turn, has advantage 0 exactly: rounding of the mean must not be divided by a deviation of nothing.
+    R_i - mean(R), divided by std(R) + 1e-6 if `normalise` (GRPO, section 4.1.2; std over the group's G turns, not G -
+    1). leave_one_out: R_i - the mean of the others, which is G / (G - 1) (R_i - mean(R)) (RLOO), without a deviation. A
+    group whose returns are all equal, or with one turn, has advantage 0 exactly: rounding of the mean must not be
+    divided by a deviation of nothing.
     """
     if not len(return_N):
         return Advantages(return_N.clone())
@@ -117,13 +128,15 @@ def role_advantages(
 ) -> tuple[Tensor, dict[str, float]]:
     """(advantage_N, new baselines): role-conditioned advantage estimation (SPIRAL, section on RAE).
 
-    roles: whose turn each is (an agent, and the role that it knows of). dialogues: to which dialogue it belongs; a role's are taken in the
-    order in which they appear.
-    baselines: role -> moving average of its returns; a role without one starts at 0, as published.
+    roles: whose turn each is (an agent, and the role that it knows of). dialogues: to which dialogue it belongs; a
+    role's are taken in the order in which they appear. baselines: role -> moving average of its returns; a role without
+    one starts at 0, as published.
 
-        A = R - b for every turn of a dialogue, then b <- decay b + (1 - decay) (mean R over the role's turns in this dialogue)
+        A = R - b for every turn of a dialogue, then b <- decay b + (1 - decay) (mean R over the role's turns in this
+        dialogue)
 
-    SPIRAL moves b before it is subtracted, which only multiplies every advantage by `decay`; so b here knows nothing of the turn itself.
+    SPIRAL moves b before it is subtracted, which only multiplies every advantage by `decay`; so b here knows nothing of
+    the turn itself.
     """
     rows: dict[tuple[int, str], list[int]] = {}
     for row, key in enumerate(zip(dialogues, roles, strict=True)):
@@ -139,18 +152,24 @@ def role_advantages(
 
 @dataclass(frozen=True)
 class LossFigures:
-    """What part of a minibatch says of the step. sums: name -> sum over its tokens (`tokens`: their number; `loss`: its share of the loss).
-    maxima: name -> largest over its tokens. Scalars without gradients; those of parts and of learners are joined by `join`.
+    """What part of a minibatch says of the step. sums: name -> sum over its tokens (`tokens`: their number; `loss`: its
+    share of the loss). maxima: name -> largest over its tokens. Scalars without gradients; those of parts and of
+    learners are joined by `join`.
     """
 
     sums: Mapping[str, Tensor]
     maxima: Mapping[str, Tensor]
 
     def metrics(self) -> dict[str, float]:
-        """loss; means over tokens (the surrogate's, entropy, kl where there is a start model); maxima (also logprob_difference)."""
+        """loss; means over tokens (the surrogate's, entropy, kl where there is a start model); maxima (also
+        logprob_difference)."""
         tokens = self.sums["tokens"].clamp_min(1)
         means = {name: float(value / tokens) for name, value in self.sums.items() if name not in ("tokens", "loss")}
-        return {"loss": float(self.sums["loss"]), **means, **{name: float(value) for name, value in self.maxima.items()}}
+        return {
+            "loss": float(self.sums["loss"]),
+            **means,
+            **{name: float(value) for name, value in self.maxima.items()},
+        }
 
 
 def join(parts: Iterable[LossFigures]) -> LossFigures:
@@ -166,11 +185,12 @@ def join(parts: Iterable[LossFigures]) -> LossFigures:
 def log_probs_and_entropy(
     logits_NTV: Tensor, token_NT: Tensor, temperature: float | Tensor = 1.0, entropy_gradient: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """(log_prob_NT, entropy_NT) of tokens drawn at `temperature` (> 0; a number, or a tensor that broadcasts to the logits), in float32.
+    """(log_prob_NT, entropy_NT) of tokens drawn at `temperature` (> 0; a number, or a tensor that broadcasts to the
+    logits), in float32.
 
-    log_prob = z_token - log sum exp z and entropy = log sum exp z - sum softmax(z) z, with z = logits / temperature: of the distribution
-    that was drawn from. A logit of minus infinity is a token that could not be drawn. entropy_gradient: else the entropy has none, and
-    costs no memory.
+    log_prob = z_token - log sum exp z and entropy = log sum exp z - sum softmax(z) z, with z = logits / temperature: of
+    the distribution that was drawn from. A logit of minus infinity is a token that could not be drawn.
+    entropy_gradient: else the entropy has none, and costs no memory.
     """
     scaled_NTV = logits_NTV.float() / temperature
     log_total_NT = scaled_NTV.logsumexp(-1)
@@ -183,15 +203,19 @@ def log_probs_and_entropy(
 
 
 def token_weights(
-    mask_NT: Tensor, aggregation: Literal["token", "turn", "turn_mean"], num_tokens: int, num_turns: int, max_tokens: int
+    mask_NT: Tensor,
+    aggregation: Literal["token", "turn", "turn_mean"],
+    num_tokens: int,
+    num_turns: int,
+    max_tokens: int,
 ) -> Tensor:
     """(N, T): the weight of each token in the loss; zero outside the mask.
 
-    num_tokens, num_turns: of the whole minibatch, over its parts and over all learners, so that their losses add up to that of the
-    minibatch. max_tokens: the most tokens of a reply.
+    num_tokens, num_turns: of the whole minibatch, over its parts and over all learners, so that their losses add up to
+    that of the minibatch. max_tokens: the most tokens of a reply.
 
-    token: 1 / num_tokens (DAPO, section 3.3). turn: 1 / (num_turns max_tokens), sums over turns without their own lengths (Dr. GRPO).
-    turn_mean: 1 / (num_turns length), the mean of the turns' means (GRPO, equation 3).
+    token: 1 / num_tokens (DAPO, section 3.3). turn: 1 / (num_turns max_tokens), sums over turns without their own
+    lengths (Dr. GRPO). turn_mean: 1 / (num_turns length), the mean of the turns' means (GRPO, equation 3).
     """
     if aggregation == "token":
         return mask_NT / max(1, num_tokens)
@@ -201,8 +225,9 @@ def token_weights(
 
 
 Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]]
-"""(log_prob_NT, old_log_prob_NT, advantage_N, mask_NT, settings) -> (loss_NT, figures): the loss of each token, and name -> value_NT,
-whose mean over tokens is a metric, or whose maximum where the name ends in ``_max``. See `clipped_surrogate`, `token_loss`."""
+"""(log_prob_NT, old_log_prob_NT, advantage_N, mask_NT, settings) -> (loss_NT, figures): the loss of each token, and
+name -> value_NT, whose mean over tokens is a metric, or whose maximum where the name ends in ``_max``. See
+`clipped_surrogate`, `token_loss`."""
 
 
 def clipped_surrogate(
@@ -210,8 +235,9 @@ def clipped_surrogate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (PPO, equation 7; the two bounds apart: DAPO, section 3.1).
 
-    rho is exp(log_prob - old_log_prob) for each token, or for the whole turn exp of the mean of these differences (GSPO, equation 7), which
-    then stands at each of its tokens. At rho = 1 both have the gradient of REINFORCE, weight A grad log_prob.
+    rho is exp(log_prob - old_log_prob) for each token, or for the whole turn exp of the mean of these differences
+    (GSPO, equation 7), which then stands at each of its tokens. At rho = 1 both have the gradient of REINFORCE, weight
+    A grad log_prob.
     """
     log_ratio_NT = log_prob_NT - old_log_prob_NT
     if settings.ratio == "sequence":
@@ -233,14 +259,23 @@ def is_ppo(settings: TokenTrainingSettings, surrogate: Surrogate) -> bool:
 
 
 def loss_of(
-    surrogate: Surrogate, log_prob_NT: Tensor, old_log_prob_NT: Tensor, advantage_N: Tensor, mask_NT: Tensor, settings: Any
+    surrogate: Surrogate,
+    log_prob_NT: Tensor,
+    old_log_prob_NT: Tensor,
+    advantage_N: Tensor,
+    mask_NT: Tensor,
+    settings: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What `surrogate` gives. Raises UserError where that is not a loss with a gradient, and figures with names of their own."""
+    """What `surrogate` gives. Raises UserError where that is not a loss with a gradient, and figures with names of
+    their own."""
     given = surrogate(log_prob_NT, old_log_prob_NT, advantage_N, mask_NT, settings)
     place = f"algorithm {settings.name!r}: loss"
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
         raise UserError(f"{place} gives {reprlib.repr(given)}, expected (loss_NT, figures by name)")
-    if any(not isinstance(value_NT, Tensor) or value_NT.shape != mask_NT.shape for value_NT in (given[0], *given[1].values())):
+    if any(
+        not isinstance(value_NT, Tensor) or value_NT.shape != mask_NT.shape
+        for value_NT in (given[0], *given[1].values())
+    ):
         raise UserError(f"{place} and its figures must be a number for each token, of the shape of mask_NT")
     if taken := sorted(given[1].keys() & _TAKEN):
         raise UserError(f"{place} gives a figure {taken[0]}, which the run itself has, use another name")
@@ -262,14 +297,15 @@ def token_loss(
 ) -> tuple[Tensor, LossFigures]:
     """(loss, figures): sum over tokens of weight (surrogate + kl_coefficient KL - entropy_coefficient entropy).
 
-    What stands outside the mask is not read. log_prob_NT, entropy_NT: of the policy that learns, see `log_probs_and_entropy`.
-    old_log_prob_NT: as recorded when the tokens were drawn, also by an earlier policy.
-    start_log_prob_NT: of the start model; None where there is none, and then no KL.
-    surrogate: the loss of the rule; it is given zeros outside the mask.
+    What stands outside the mask is not read. log_prob_NT, entropy_NT: of the policy that learns, see
+    `log_probs_and_entropy`. old_log_prob_NT: as recorded when the tokens were drawn, also by an earlier policy.
+    start_log_prob_NT: of the start model; None where there is none, and then no KL. surrogate: the loss of the rule; it
+    is given zeros outside the mask.
 
-    KL, with d = start_log_prob - log_prob, on the drawn tokens: k3 = exp(d) - 1 - d (GRPO, equation 4), never negative, unbiased for
-    KL(policy || start) on the policy's own tokens; its gradient (1 - exp(d)) grad log_prob is in expectation that of KL(start || policy).
-    k2 = d^2 / 2 is biased; its gradient -d grad log_prob is in expectation that of KL(policy || start).
+    KL, with d = start_log_prob - log_prob, on the drawn tokens: k3 = exp(d) - 1 - d (GRPO, equation 4), never negative,
+    unbiased for KL(policy || start) on the policy's own tokens; its gradient (1 - exp(d)) grad log_prob is in
+    expectation that of KL(start || policy). k2 = d^2 / 2 is biased; its gradient -d grad log_prob is in expectation
+    that of KL(policy || start).
     """
     drawn_NT = mask_NT > 0
     new_NT, old_NT = (torch.where(drawn_NT, value_NT, 0.0) for value_NT in (log_prob_NT, old_log_prob_NT))
@@ -281,10 +317,13 @@ def token_loss(
     counted = {**told, "entropy": entropy_NT}
     if start_log_prob_NT is not None:
         distance_NT = torch.where(drawn_NT, start_log_prob_NT - log_prob_NT, 0.0)
-        near_NT = distance_NT.clamp(max=_LARGEST_LOG_RATIO)  # beyond, the tangent: a gradient that stays large, of the right sign
+        # beyond, the tangent: a gradient that stays large, of the right sign
+        near_NT = distance_NT.clamp(max=_LARGEST_LOG_RATIO)
         k3_NT = near_NT.expm1() + near_NT.exp() * (distance_NT - near_NT) - distance_NT
         counted["kl"] = k3_NT
-        loss_NT = loss_NT + settings.kl_coefficient * (k3_NT if settings.kl_estimator == "k3" else distance_NT.square() / 2)
+        loss_NT = loss_NT + settings.kl_coefficient * (
+            k3_NT if settings.kl_estimator == "k3" else distance_NT.square() / 2
+        )
     loss = (weight_NT * loss_NT).sum()
     masked = {name: torch.where(drawn_NT, value_NT.detach(), 0.0) for name, value_NT in counted.items()}
     sums = {name: value_NT.sum() for name, value_NT in masked.items() if not name.endswith(MAXIMUM)}
@@ -302,4 +341,6 @@ def no_figures(settings: TokenTrainingSettings, kl: bool, surrogate: Surrogate, 
 
 def not_finite(what: str) -> TrainingError:
     """What ends a run whose next step would spoil its weights."""
-    return TrainingError(f"learning broke off: {what}; begin a run with a lower algorithm.learning_rate (warm-up: warmup_learning_rate)")
+    return TrainingError(
+        f"learning broke off: {what}; begin a run with a lower algorithm.learning_rate (warm-up: warmup_learning_rate)"
+    )

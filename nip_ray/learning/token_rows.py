@@ -1,14 +1,15 @@
 """Turns of language agents as rows of tokens to learn from: every distinct beginning is computed once.
 
 Decisions that matter here:
-- what a model is given for a turn is its prompt and all of its reply but the last token. Where that is the beginning of another turn's
-  (earlier turns of a dialogue, equal replies to one prompt), both are read off one row. Causal attention sees to it that nothing changes;
-- rows that share at least half with another (other replies to one prompt) branch off it: one row holds them all, one branch after the
-  other, and a token attends to what is before it in its own row;
-- rows are sorted by length and cut into parts of at most so many tokens, padding included. Padding stands at the right, where causal
-  attention never looks, so no mask is needed;
-- a part has whole turns. Whatever weighs tokens by sums over the minibatch is told these sums, so gradients of parts add up to the
-  minibatch's whatever the parts are.
+- what a model is given for a turn is its prompt and all of its reply but the last token. Where that is the beginning of
+  another turn's (earlier turns of a dialogue, equal replies to one prompt), both are read off one row. Causal attention
+  sees to it that nothing changes;
+- rows that share at least half with another (other replies to one prompt) branch off it: one row holds them all, one
+  branch after the other, and a token attends to what is before it in its own row;
+- rows are sorted by length and cut into parts of at most so many tokens, padding included. Padding stands at the right,
+  where causal attention never looks, so no mask is needed;
+- a part has whole turns. Whatever weighs tokens by sums over the minibatch is told these sums, so gradients of parts
+  add up to the minibatch's whatever the parts are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,8 @@ LONGEST_TREE = 512
 
 @dataclass(frozen=True)
 class Turn:
-    """A reply (at least one token) to a prompt. logprobs: of its tokens as they were drawn, at `temperature`; none: no model drew them."""
+    """A reply (at least one token) to a prompt. logprobs: of its tokens as they were drawn, at `temperature`; none: no
+    model drew them."""
 
     prompt: Sequence[int]
     reply: Sequence[int]
@@ -36,10 +38,11 @@ class Turn:
 
 @dataclass(frozen=True)
 class Part:
-    """R rows of L tokens, the N turns that are read off them, of at most T tokens of reply, and their E tokens in all, turn by turn.
+    """R rows of L tokens, the N turns that are read off them, of at most T tokens of reply, and their E tokens in all,
+    turn by turn.
 
-    turns: their numbers. column_C: the columns after which something is read. row_E, column_E: the row, and the place in column_C, after
-    which a token is read. mask_NT: 1 where a turn has a token, so `mask_NT.bool()` has E places.
+    turns: their numbers. column_C: the columns after which something is read. row_E, column_E: the row, and the place
+    in column_C, after which a token is read. mask_NT: 1 where a turn has a token, so `mask_NT.bool()` has E places.
     """
 
     turns: list[int]
@@ -57,7 +60,9 @@ class Part:
 
     def to(self, device: torch.device) -> "Part":
         """The same on a device."""
-        tensors: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **tensors)
 
     def by_turn(self, value_E: Tensor) -> Tensor:
@@ -107,8 +112,9 @@ def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
 
 @dataclass
 class _Tree:
-    """Rows that share their beginnings, as one. ids, places: the token at each column, and its place in its own row. paths: row -> the
-    columns of its tokens. branches: (column from which it stands, columns before it that it continues), in the order of columns.
+    """Rows that share their beginnings, as one. ids, places: the token at each column, and its place in its own row.
+    paths: row -> the columns of its tokens. branches: (column from which it stands, columns before it that it
+    continues), in the order of columns.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -127,7 +133,8 @@ class _Tree:
 
 
 def _trees(rows: Sequence[tuple[int, ...]]) -> list[_Tree]:
-    """Rows in sorted order, of which none begins another, as trees: a row joins the one before where they share at least half of it."""
+    """Rows in sorted order, of which none begins another, as trees: a row joins the one before where they share at
+    least half of it."""
     trees: list[_Tree] = []
     before: tuple[int, ...] = ()
     path: list[int] = []
@@ -141,7 +148,8 @@ def _trees(rows: Sequence[tuple[int, ...]]) -> list[_Tree]:
 
 
 def shares(turns: Sequence[Turn], count: int) -> list[list[int]]:
-    """The numbers of the turns that each of `count` learners computes: whole rows, the longest first to whoever has the fewest tokens."""
+    """The numbers of the turns that each of `count` learners computes: whole rows, the longest first to whoever has the
+    fewest tokens."""
     given = [(*turn.prompt, *turn.reply[:-1]) for turn in turns]
     merged = merge(given)
     tokens = [0] * count
@@ -153,7 +161,12 @@ def shares(turns: Sequence[Turn], count: int) -> list[list[int]]:
 
 
 def _part(turns: Sequence[Turn], trees: Sequence[_Tree], members: Mapping[tuple[int, ...], Sequence[int]]) -> Part:
-    found = [(number, place, path) for place, tree in enumerate(trees) for row, path in tree.paths.items() for number in members[row]]
+    found = [
+        (number, place, path)
+        for place, tree in enumerate(trees)
+        for row, path in tree.paths.items()
+        for number in members[row]
+    ]
     numbers = [number for number, _, _ in found]
     here = [turns[number] for number in numbers]
     length_N = torch.tensor([len(turn.reply) for turn in here])
@@ -183,7 +196,8 @@ def _part(turns: Sequence[Turn], trees: Sequence[_Tree], members: Mapping[tuple[
 
 
 def _seen(trees: Sequence[_Tree], held_RL: Tensor) -> dict[str, Tensor]:
-    """Places of tokens in their own rows, and who sees whom: those before it in its own row, and itself. (Padding sees itself.)"""
+    """Places of tokens in their own rows, and who sees whom: those before it in its own row, and itself. (Padding sees
+    itself.)"""
     size = held_RL.shape[1]
     place_RL = torch.zeros(held_RL.shape, dtype=torch.long)
     place_RL[held_RL] = torch.tensor(list(chain.from_iterable(tree.places for tree in trees)))

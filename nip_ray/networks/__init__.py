@@ -1,1 +1,2 @@
-"""Pieces that several scenarios share: graph networks, masked transformers, heads, initialisation. Imports torch only."""
+"""Pieces that several scenarios share: graph networks, masked transformers, heads, initialisation. Imports torch
+only."""

@@ -2,9 +2,10 @@
 
 Decisions that matter here:
 - graphs are dense and padded: a neighbour sum is one batched matrix product, no Python loop over graphs;
-- K networks of one shape that read the same graphs (an agent's policy body and value body) run as one batched product with
-  their parameters stacked: half as many kernels, and on small graphs kernels are what costs;
-- parameters stay separate tensors of separate modules, so that optimizers, freezing and checkpoints know nothing of stacking.
+- K networks of one shape that read the same graphs (an agent's policy body and value body) run as one batched product
+  with their parameters stacked: half as many kernels, and on small graphs kernels are what costs;
+- parameters stay separate tensors of separate modules, so that optimizers, freezing and checkpoints know nothing of
+  stacking.
 Source: Xu et al., "How Powerful are Graph Neural Networks?", ICLR 2019, equation 4.1 with epsilon = 0.
 """
 
@@ -19,7 +20,8 @@ from nip_ray.networks.basic import FUNCTIONS
 
 
 class Gin(nn.Module):
-    """Parameters of one network: Linear(num_in, d), then `num_layers` times [activation, h <- MLP(h + sum over neighbours)].
+    """Parameters of one network: Linear(num_in, d), then `num_layers` times [activation, h <- MLP(h + sum over
+    neighbours)].
 
     The MLP is Linear(d, d_mlp), activation, Linear(d_mlp, d).
     """
@@ -28,7 +30,9 @@ class Gin(nn.Module):
         super().__init__()
         self.activation = activation
         self.encode = nn.Linear(num_in, d)
-        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(d, d_mlp), nn.Linear(d_mlp, d)]) for _ in range(num_layers))
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.Linear(d, d_mlp), nn.Linear(d_mlp, d)]) for _ in range(num_layers)
+        )
 
     def forward(self, x_SMVF: Tensor, adjacency_MVV: Tensor, node_mask_MV1: Tensor) -> Tensor:
         """(S, M, V, d) node representations; see `run_gins`."""
@@ -61,10 +65,13 @@ def run_gins(gins: Sequence[Gin], x_SMVF: Tensor, adjacency_MVV: Tensor, node_ma
     num_streams, num_graphs, num_nodes, num_features = x_SMVF.shape
     lists, copies = [list(gin.parameters()) for gin in gins], len(gins) * num_streams
     # encode weight, encode bias, then four tensors a layer, each with a leading axis K
-    weights = [one.unsqueeze(0) for one in lists[0]] if len(gins) == 1 else list(_Stack.apply(len(gins), *chain(*lists)))
+    weights = (
+        [one.unsqueeze(0) for one in lists[0]] if len(gins) == 1 else list(_Stack.apply(len(gins), *chain(*lists)))
+    )
     flat = x_SMVF.reshape(1, -1, num_features).expand(len(gins), -1, -1)
     h = torch.baddbmm(weights[1].unsqueeze(1), flat, weights[0].transpose(1, 2))
-    around = adjacency_MVV + torch.diag_embed(node_mask_MV1.squeeze(-1))  # a node and its neighbours; nobody's are padded ones
+    # a node and its neighbours; nobody's are padded ones
+    around = adjacency_MVV + torch.diag_embed(node_mask_MV1.squeeze(-1))
     around = around.expand(copies, -1, -1, -1).reshape(copies * num_graphs, num_nodes, num_nodes)
     for first_weight, first_bias, second_weight, second_bias in zip(*[iter(weights[2:])] * 4, strict=True):
         h = torch.bmm(around, activation(h).view(len(around), num_nodes, -1)).view(len(gins), -1, h.shape[-1])

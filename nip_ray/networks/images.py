@@ -1,10 +1,11 @@
-"""Bodies for images: convolutional and residual trunks that halve an image's sides group by group, and maps brought to one size.
+"""Bodies for images: convolutional and residual trunks that halve an image's sides group by group, and maps brought to
+one size.
 
 Decisions that matter here:
-- a block is one convolution or a residual block of two; batch norms are `BatchNorm1d` over (N, C, pixels), which is the same
-  function as `BatchNorm2d` and is what learners know how to keep on running statistics;
-- convolutions keep the size and pooling halves it, rounding down, so that the size of the last map depends on the number of groups
-  alone and all agents point into one grid.
+- a block is one convolution or a residual block of two; batch norms are `BatchNorm1d` over (N, C, pixels), which is the
+  same function as `BatchNorm2d` and is what learners know how to keep on running statistics;
+- convolutions keep the size and pooling halves it, rounding down, so that the size of the last map depends on the
+  number of groups alone and all agents point into one grid.
 Source: Hammond and Adam-Day's library, image classification; residual blocks after He et al., 2015.
 """
 
@@ -28,7 +29,8 @@ class PixelNorm(nn.BatchNorm1d):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with batch norms around ReLU, added to the input, which a 1 x 1 convolution widens where it has to."""
+    """Two 3 x 3 convolutions with batch norms around ReLU, added to the input, which a 1 x 1 convolution widens where
+    it has to."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()
@@ -36,7 +38,9 @@ class ResidualBlock(nn.Module):
         self.first_norm = PixelNorm(num_out)
         self.second = nn.Conv2d(num_out, num_out, 3, padding=1, bias=False)
         self.second_norm = PixelNorm(num_out)
-        self.widen = None if num_in == num_out else nn.Sequential(nn.Conv2d(num_in, num_out, 1, bias=False), PixelNorm(num_out))
+        self.widen = (
+            None if num_in == num_out else nn.Sequential(nn.Conv2d(num_in, num_out, 1, bias=False), PixelNorm(num_out))
+        )
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """(N, num_out, H, W)."""
@@ -44,11 +48,13 @@ class ResidualBlock(nn.Module):
         return torch.relu(self.second_norm(self.second(inner)) + (x_NCHW if self.widen is None else self.widen(x_NCHW)))
 
 
-def trunk(num_in: int, initial: int, num_groups: int, blocks_per_group: int, kind: BlockType, activation: str) -> nn.Sequential:
+def trunk(
+    num_in: int, initial: int, num_groups: int, blocks_per_group: int, kind: BlockType, activation: str
+) -> nn.Sequential:
     """(N, num_in, H, W) to (N, initial * 2^groups, H / 2^groups, W / 2^groups), sides rounded down.
 
-    A perceptron of two layers for every pixel, then groups of [block, activation] that end in a 2 x 2 max-pooling; the first block of
-    a group doubles the channels.
+    A perceptron of two layers for every pixel, then groups of [block, activation] that end in a 2 x 2 max-pooling; the
+    first block of a group doubles the channels.
     """
     layers: list[nn.Module] = [nn.Conv2d(num_in, num_in, 1), ACTIVATIONS[activation](), nn.Conv2d(num_in, initial, 1)]
     width = initial
@@ -84,11 +90,13 @@ def scaled_to(map_NCHW: Tensor, height: int, width: int) -> Tensor:
 
 
 def part_means(map_NCHW: Tensor, height: int, width: int) -> Tensor:
-    """(N, C, height, width): of every part of a map its mean, where parts are those that `scaled_to` draws back to the map's size."""
+    """(N, C, height, width): of every part of a map its mean, where parts are those that `scaled_to` draws back to the
+    map's size."""
     h, w = map_NCHW.shape[-2:]
     if h % height == 0 and w % width == 0:
         return F.adaptive_avg_pool2d(map_NCHW, (height, width))
-    rows = torch.stack([part.mean(2) for part in map_NCHW.split(_lengths(h, height), 2)], 2)  # adaptive pooling's parts overlap here
+    # adaptive pooling's parts overlap here
+    rows = torch.stack([part.mean(2) for part in map_NCHW.split(_lengths(h, height), 2)], 2)
     return torch.stack([part.mean(3) for part in rows.split(_lengths(w, width), 3)], 3)
 
 

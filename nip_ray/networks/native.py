@@ -1,10 +1,12 @@
-"""Graph networks and pair attention by `kernels/*.cpp`, which are compiled once on each machine where a C++ compiler is found.
+"""Graph networks and pair attention by `kernels/*.cpp`, which are compiled once on each machine where a C++ compiler is
+found.
 
 Decisions that matter here:
-- one autograd function for an agent's graph networks and one for what follows up to its representations; whoever differentiates their
-  gradients (`create_graph`) gets those of the same function in torch's operations;
+- one autograd function for an agent's graph networks and one for what follows up to its representations; whoever
+  differentiates their gradients (`create_graph`) gets those of the same function in torch's operations;
 - sums of floats are taken in another order than torch takes them, always the same one, however many threads there are;
-- the library is named after its source, flags, compiler and processor, and lies in a folder that nobody else can write to.
+- the library is named after its source, flags, compiler and processor, and lies in a folder that nobody else can write
+  to.
 """
 
 import ctypes
@@ -43,7 +45,8 @@ _FEW_ROWS = 1024
 
 
 def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
-    """Return True if `kernels` (auto, native or torch) means those of this file here. agents: their settings, see `fits`.
+    """Return True if `kernels` (auto, native or torch) means those of this file here. agents: their settings, see
+    `fits`.
 
     Raises UserError where native ones are asked for and cannot be had.
     """
@@ -52,8 +55,8 @@ def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
     misfits = [name for name, settings in agents.items() if settings.kind == "learned" and not fits(settings)]
     if kernels == "native" and misfits:
         raise UserError(
-            f"scenario.kernels: got native, which needs widths that are multiples of {_WIDTH} ({', '.join(_WIDTHS)}) and a width that "
-            f"num_heads divides; the networks of {', '.join(misfits)} have others, set it to auto"
+            f"scenario.kernels: got native, which needs widths that are multiples of {_WIDTH} ({', '.join(_WIDTHS)})"
+            f" and a width that num_heads divides; the networks of {', '.join(misfits)} have others, set it to auto"
         )
     try:
         _library()
@@ -66,8 +69,12 @@ def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
 
 
 def fits(settings: Any) -> bool:
-    """Return True if networks of these settings have the widths that the kernels ask for (an agent's, see `GraphAgentSettings`)."""
-    return all(getattr(settings, width) % _WIDTH == 0 for width in _WIDTHS) and settings.d_transformer % settings.num_heads == 0
+    """Return True if networks of these settings have the widths that the kernels ask for (an agent's, see
+    `GraphAgentSettings`)."""
+    return (
+        all(getattr(settings, width) % _WIDTH == 0 for width in _WIDTHS)
+        and settings.d_transformer % settings.num_heads == 0
+    )
 
 
 def can_run(*tensors: Tensor) -> bool:
@@ -75,12 +82,14 @@ def can_run(*tensors: Tensor) -> bool:
     return all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
 
 
-# ---- graph networks -----------------------------------------------------------------------------------------------------------------
+# ---- graph networks
+# -----------------------------------------------------------------------------------------------------------------
 
 
 class _GinShape(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_int) for name in ("streams", "count", "nodes", "inputs", "d", "mlp", "layers", "networks", "kind", "threads")
+        (name, ctypes.c_int)
+        for name in ("streams", "count", "nodes", "inputs", "d", "mlp", "layers", "networks", "kind", "threads")
     ]
 
 
@@ -108,17 +117,26 @@ def _gin_shape(networks: Sequence[Gin], x_SMVF: Tensor) -> _GinShape:
 
 
 def _play_gins(
-    networks: Sequence[Gin], x: Tensor, adjacency: Tensor, mask: Tensor, parameters: Sequence[Tensor], kept: Tensor | None
+    networks: Sequence[Gin],
+    x: Tensor,
+    adjacency: Tensor,
+    mask: Tensor,
+    parameters: Sequence[Tensor],
+    kept: Tensor | None,
 ) -> tuple[Tensor, ...]:
     shape = _gin_shape(networks, x)
     outputs = tuple(x.new_zeros(*x.shape[:3], shape.d) for _ in networks)
-    _library().nip_gin(ctypes.byref(shape), _at(x), _at(adjacency), _at(mask), _each(parameters), _each(outputs), _at(kept))
+    _library().nip_gin(
+        ctypes.byref(shape), _at(x), _at(adjacency), _at(mask), _each(parameters), _each(outputs), _at(kept)
+    )
     return outputs
 
 
 class _Gins(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, networks: Sequence[Gin], x: Tensor, adjacency: Tensor, mask: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, networks: Sequence[Gin], x: Tensor, adjacency: Tensor, mask: Tensor, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
         shape = _gin_shape(networks, x)
         kept = x.new_empty(shape.networks * shape.layers * x[..., 0].numel() * (shape.d + shape.mlp))
         ctx.networks = networks
@@ -156,20 +174,21 @@ def _in_torch(networks: Sequence[Gin], parameters: Sequence[Tensor], *arguments:
     return functional_call(module, dict(zip((name for name, _ in module.named_parameters()), parameters)), arguments)
 
 
-# ---- from nodes to representations --------------------------------------------------------------------------------------------------
+# ---- from nodes to representations
+# --------------------------------------------------------------------------------------------------
 
 
 class _PairShape(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int)
-        for name in "count nodes inputs latest d mlp heads layers outputs graphs sides invariant threads".split()  # noqa: SIM905
+        for name in ("count nodes inputs latest d mlp heads layers outputs graphs sides invariant threads".split())  # noqa: SIM905
     ]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What `represent` is asked for: representations of graphs, of nodes (of all, or of one graph a pair where `one_side`), and whether
-    pooling forgets the order of the pair."""
+    """What `represent` is asked for: representations of graphs, of nodes (of all, or of one graph a pair where
+    `one_side`), and whether pooling forgets the order of the pair."""
 
     graphs: bool
     nodes: bool
@@ -178,12 +197,19 @@ class Wanted:
 
 
 def represent(
-    body: Any, h_NGVD: Tensor, latest_NGVL: Tensor, node_mask_NGV1: Tensor, wanted: Wanted, side_N: Tensor | None, *in_torch: Any
+    body: Any,
+    h_NGVD: Tensor,
+    latest_NGVL: Tensor,
+    node_mask_NGV1: Tensor,
+    wanted: Wanted,
+    side_N: Tensor | None,
+    *in_torch: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Pooling, tokens, pair transformer (of one layer or more) and output of `body`: (N, G, R) of graphs and (N, G or 1, V, R) of nodes.
+    """Pooling, tokens, pair transformer (of one layer or more) and output of `body`: (N, G, R) of graphs and (N, G or
+    1, V, R) of nodes.
 
-    body: a module with `token`, `layers` and `output`, whose forward does the same by torch's operations, given h and `in_torch`. Padded
-    nodes come back as zeros. side_N: the graph wanted in each row, or None.
+    body: a module with `token`, `layers` and `output`, whose forward does the same by torch's operations, given h and
+    `in_torch`. Padded nodes come back as zeros. side_N: the graph wanted in each row, or None.
     """
     side = None if side_N is None else side_N.contiguous()
     inputs = (latest_NGVL.contiguous(), node_mask_NGV1.contiguous(), side)
@@ -206,13 +232,21 @@ def _body_parameters(body: Any) -> list[Tensor]:
 def _pair_shape(body: Any, h: Tensor, latest: Tensor, wanted: Wanted) -> _PairShape:
     count, _, nodes, width = h.shape
     layer: PairTransformerLayer = body.layers[0]
-    sizes = (layer.out_proj.out_features, layer.linear1.out_features, layer.num_heads, len(body.layers), body.output.out_features)
+    sizes = (
+        layer.out_proj.out_features,
+        layer.linear1.out_features,
+        layer.num_heads,
+        len(body.layers),
+        body.output.out_features,
+    )
     sides = 0 if not wanted.nodes else 1 if wanted.one_side else 2
     wants = (wanted.graphs, sides, wanted.invariant)
     return _PairShape(count, nodes, width, latest.shape[-1], *sizes, *wants, _threads(count * 2 * nodes))
 
 
-def _play_pairs(shape: _PairShape, h: Tensor, latest: Tensor, mask: Tensor, side: Tensor | None, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _play_pairs(
+    shape: _PairShape, h: Tensor, latest: Tensor, mask: Tensor, side: Tensor | None, weights: Tensor
+) -> tuple[Tensor, Tensor]:
     graphs = h.new_zeros(shape.count if shape.graphs else 0, 2, shape.outputs)
     nodes = h.new_zeros(shape.count if shape.sides else 0, shape.sides or 2, shape.nodes, shape.outputs)
     arguments = (_at(h), _at(latest), _at(mask), _at(side), _at(weights), _at(graphs), _at(nodes))
@@ -245,21 +279,37 @@ class _Represent(torch.autograd.Function):
         nothing = (None,) * 6
         if torch.is_grad_enabled():
             names = ["token.weight", "token.bias"]
-            names += [f"layers.{i}.{name}" for i, layer in enumerate(ctx.body.layers) for name, _ in layer.named_parameters()]
+            names += [
+                f"layers.{i}.{name}" for i, layer in enumerate(ctx.body.layers) for name, _ in layer.named_parameters()
+            ]
             named = dict(zip([*names, "output.weight", "output.bias"], parameters))
             outputs = functional_call(ctx.body, named, (h, *ctx.in_torch))
-            kept = [(out, given) for out, given, want in zip(outputs, gradients, (ctx.wanted.graphs, ctx.wanted.nodes)) if want]
+            kept = [
+                (out, given)
+                for out, given, want in zip(outputs, gradients, (ctx.wanted.graphs, ctx.wanted.nodes))
+                if want
+            ]
             found = _differentiated([out for out, _ in kept], [h, *parameters], needed, [given for _, given in kept])
             return (*nothing, *found)
         shape = _pair_shape(ctx.body, h, latest, ctx.wanted)
         d_h, d_weights = torch.zeros_like(h), torch.empty_like(weights)
         given = [gradient.contiguous() for gradient in gradients]
-        arguments = (_at(h), _at(latest), _at(mask), _at(side), _at(weights), *map(_at, given), _at(d_h), _at(d_weights))
+        arguments = (
+            _at(h),
+            _at(latest),
+            _at(mask),
+            _at(side),
+            _at(weights),
+            *map(_at, given),
+            _at(d_h),
+            _at(d_weights),
+        )
         _library().nip_pair_back(ctypes.byref(shape), *arguments)
         return (*nothing, d_h, *_parted(d_weights, parameters, needed[1:]))
 
 
-# ---- what both need -----------------------------------------------------------------------------------------------------------------
+# ---- what both need
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def _at(x: Tensor | None) -> ctypes.c_void_p | None:
@@ -298,11 +348,15 @@ def _library() -> ctypes.CDLL:
     found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     compiler = shlex.split(os.environ.get("CXX", "")) or ([found] if found else [])
     if not compiler:
-        raise UserError("scenario.kernels: no C++ compiler was found (c++, g++, clang++ or $CXX); install one, or set it to torch")
+        raise UserError(
+            "scenario.kernels: no C++ compiler was found (c++, g++, clang++ or $CXX); install one, or set it to torch"
+        )
     try:
         return _made(compiler)
     except OSError as error:  # of a compiler that cannot be run, or a library that cannot be loaded
-        raise UserError(f"scenario.kernels: {shlex.join(compiler)} gave no library ({error}); set it to torch") from None
+        raise UserError(
+            f"scenario.kernels: {shlex.join(compiler)} gave no library ({error}); set it to torch"
+        ) from None
 
 
 def _made(compiler: Sequence[str]) -> ctypes.CDLL:
@@ -319,7 +373,10 @@ def _made(compiler: Sequence[str]) -> ctypes.CDLL:
 def _compile(compiler: Sequence[str], command: Sequence[str], path: Path, threads: Path | None = None) -> bool:
     """Return True if it could be done; without `threads`, torch's OpenMP library, UserError says why not."""
     with tempfile.TemporaryDirectory(dir=path.parent) as aside:
-        made, parts = Path(aside) / path.name, {source: Path(aside) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.cpp"))}
+        made, parts = (
+            Path(aside) / path.name,
+            {source: Path(aside) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.cpp"))},
+        )
         steps = [[*command, "-c", str(source), "-o", str(part)] for source, part in parts.items()]
         objects = [*map(str, parts.values()), *([str(threads)] if threads else [])]
         for step in (*steps, [*compiler, "-shared", "-pthread", *objects, "-Wl,-z,defs", "-o", str(made)]):
@@ -329,14 +386,16 @@ def _compile(compiler: Sequence[str], command: Sequence[str], path: Path, thread
             if done.returncode:
                 said = (done.stderr.strip() or "no message").splitlines()[0]
                 raise UserError(
-                    f"scenario.kernels: {shlex.join(compiler)} could not compile {_SOURCES.name}/*.cpp ({said}); set it to torch"
+                    f"scenario.kernels: {shlex.join(compiler)} could not compile {_SOURCES.name}/*.cpp ({said}); set it"
+                    " to torch"
                 )
         os.replace(made, path)
     return True
 
 
 def _torch_threads() -> Path | None:
-    """The OpenMP library that torch has loaded: a second one's threads would wait for a core on which the first one's are spinning."""
+    """The OpenMP library that torch has loaded: a second one's threads would wait for a core on which the first one's
+    are spinning."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

@@ -1,11 +1,12 @@
-"""The pair transformer: two pooled tokens and the nodes of two graphs, under the mask that makes it a comparison of graphs.
+"""The pair transformer: two pooled tokens and the nodes of two graphs, under the mask that makes it a comparison of
+graphs.
 
 Decisions that matter here:
-- a node attends to the two pooled tokens and to the other graph's nodes only, never to its own graph; pooled tokens attend to
-  everything. So node attention is a batch of (V queries x 2 + V keys) problems, half of the full square, and needs no mask but
-  that of the padding;
-- a caller that reads only pooled tokens (a value body) or only nodes of one graph (a prover's policy body, which must answer in the
-  graph that was not asked about) says so, and the last layer computes just those;
+- a node attends to the two pooled tokens and to the other graph's nodes only, never to its own graph; pooled tokens
+  attend to everything. So node attention is a batch of (V queries x 2 + V keys) problems, half of the full square, and
+  needs no mask but that of the padding;
+- a caller that reads only pooled tokens (a value body) or only nodes of one graph (a prover's policy body, which must
+  answer in the graph that was not asked about) says so, and the last layer computes just those;
 - keys are padded to a multiple of 16: a softmax over 13 places is ten times slower than over 16 on a CPU.
 Source: Vaswani et al., "Attention is all you need", 2017 (post-norm encoder layer).
 """
@@ -50,10 +51,11 @@ class PairTransformerLayer(nn.Module):
         want_nodes: bool = True,
         side_N: Tensor | None = None,
     ) -> Tensor:
-        """New tokens (N, T', D) of N pairs: of T = 2 + 2 V those that are wanted, in their order (2 pooled tokens, V nodes of each graph).
+        """New tokens (N, T', D) of N pairs: of T = 2 + 2 V those that are wanted, in their order (2 pooled tokens, V
+        nodes of each graph).
 
-        bias_NGK, bias_NK: 0 at keys that may be attended to and -1e9 elsewhere, for node queries and for pooled queries; see
-        `key_biases`. side_N: the graph (0 or 1) whose nodes alone are wanted in each row.
+        bias_NGK, bias_NK: 0 at keys that may be attended to and -1e9 elsewhere, for node queries and for pooled
+        queries; see `key_biases`. side_N: the graph (0 or 1) whose nodes alone are wanted in each row.
         """
         num_rows, num_tokens, d = tokens_NTD.shape
         query, keys_values = F.linear(tokens_NTD, self.in_proj_weight, self.in_proj_bias).split([d, 2 * d], 2)
@@ -75,15 +77,16 @@ class PairTransformerLayer(nn.Module):
 
     @torch.no_grad()
     def tie_queries_and_keys(self) -> None:
-        """Start keys with the weights of queries: scores are then inner products, largest between tokens that are alike."""
+        """Start keys with the weights of queries: scores are then inner products, largest between tokens that are
+        alike."""
         d = self.out_proj.weight.shape[0]
         self.in_proj_weight[d : 2 * d] = self.in_proj_weight[:d]
 
     def _attend(self, query_MQD: Tensor, keys_values_MKE: Tensor, bias_MK: Tensor) -> Tensor:
         """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q queries and K keys.
 
-        A query is repeated once per head with all but that head's features set to zero, so that heads are rows of one matrix
-        product and keys and values need not be rearranged.
+        A query is repeated once per head with all but that head's features set to zero, so that heads are rows of one
+        matrix product and keys and values need not be rearranged.
         """
         num, num_queries, d = query_MQD.shape
         key, value = keys_values_MKE.chunk(2, -1)
@@ -116,8 +119,9 @@ def one_side(x_NG: Tensor, side_N: Tensor) -> Tensor:
 
 
 def key_biases(node_mask_NGV: Tensor) -> tuple[Tensor, Tensor]:
-    """Additive attention biases from the mask of real nodes (N, 2, V): for node queries (N, 2, K) over [pooled, other graph's nodes]
-    and for pooled queries (N, K') over [pooled, nodes of both graphs]; K and K' are padded to a multiple of 16."""
+    """Additive attention biases from the mask of real nodes (N, 2, V): for node queries (N, 2, K) over [pooled, other
+    graph's nodes] and for pooled queries (N, K') over [pooled, nodes of both graphs]; K and K' are padded to a multiple
+    of 16."""
     blocked = (1.0 - node_mask_NGV.to(torch.float32)) * _BLOCKED
     node = F.pad(blocked.flip(1), (2, 0))
     pooled = F.pad(blocked.flatten(1), (2, 0))

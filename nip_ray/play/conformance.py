@@ -2,9 +2,11 @@
 
 Decisions that matter here:
 
-- What is asked is what play, learning and resuming rely on: an observation is a pure function of its own row and of what was said
-  before, an agent's network of its seed. A scenario that breaks this trains, and gives numbers that nobody can repeat.
-- An agent must not observe what it cannot read: what is said in other channels is changed, and its observation must stay.
+- What is asked is what play, learning and resuming rely on: an observation is a pure function of its own row and of
+  what was said before, an agent's network of its seed. A scenario that breaks this trains, and gives numbers that
+  nobody can repeat.
+- An agent must not observe what it cannot read: what is said in other channels is changed, and its observation must
+  stay.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,9 +32,9 @@ _TOLERANCE = 1e-4  # of float32 sums in another order
 def check_scenario(scenario: Scenario) -> None:
     """Raise one UserError that lists what is wrong with `scenario` (on the CPU); return quietly when nothing is found.
 
-    Checked: instances and labels; that observations are pure, and independent of the other rows of a batch and of what the agent
-    cannot read; that networks are made of their seeds alone, know shapes, turns and parameter groups, and get gradients from
-    what they play; and that play repeats itself. Takes a second or two for a small scenario.
+    Checked: instances and labels; that observations are pure, and independent of the other rows of a batch and of what
+    the agent cannot read; that networks are made of their seeds alone, know shapes, turns and parameter groups, and get
+    gradients from what they play; and that play repeats itself. Takes a second or two for a small scenario.
     """
     before = torch.get_rng_state()
     stages = (_table_faults, _observation_faults, _network_faults, _play_faults)
@@ -40,7 +42,8 @@ def check_scenario(scenario: Scenario) -> None:
     refuse_faults(what, *(partial(stage, scenario) for stage in stages))
     if not torch.equal(before, torch.get_rng_state()):
         raise UserError(
-            f"scenario {scenario.name!r}: draws from torch's global generator; draw from nip_ray.seeding.generator, or fork_rng"
+            f"scenario {scenario.name!r}: draws from torch's global generator; draw from nip_ray.seeding.generator, or"
+            " fork_rng"
         )
 
 
@@ -70,13 +73,15 @@ def _table_faults(scenario: Scenario) -> Iterator[str]:
 
 
 def _sample(scenario: Scenario) -> tuple[Tensor, Dialogue, Tensor, Tensor]:
-    """(ids, a dialogue in which everybody said something in their turns, rounds, episode seeds), a row for each copy and round."""
+    """(ids, a dialogue in which everybody said something in their turns, rounds, episode seeds), a row for each copy
+    and round."""
     protocol, draw = scenario.protocol, generator(0, "conformance")
     rounds, count = protocol.max_rounds, _COPIES
     id_B = instance_ids(scenario, "train", stable_seed(0, "conformance"), 0, count).cpu()
     seed_B = episode_seeds(stable_seed(0, "conformance"), 0, count).cpu()
     grid_B, grid_R = torch.arange(count).repeat_interleave(rounds), torch.arange(rounds).repeat(count)
-    active = torch.stack([protocol.active(torch.full_like(seed_B, r), seed_B) for r in range(rounds)], 1)  # (B, R, A, C)
+    # (B, R, A, C)
+    active = torch.stack([protocol.active(torch.full_like(seed_B, r), seed_B) for r in range(rounds)], 1)
     shape = (*active.shape, scenario.message_size)
     main = torch.where(active[..., None], torch.randint(scenario.num_symbols, shape, generator=draw), -1)
     linear = None
@@ -102,13 +107,21 @@ def _observation_faults(scenario: Scenario) -> Iterator[str]:
         alone = {key: value[:1] for key, value in obs.items()}, observe(said.before(round_N), slice(0, 1))
         elsewhere = {key: value.flip(0) for key, value in obs.items()}, observe(said.before(round_N), turned)
         if names := [*_different(*alone), *_different(*elsewhere)]:
-            yield f"observe({agent!r}): {', '.join(dict.fromkeys(names))}: a row depends on the other rows of its batch, or on its place"
+            yield (
+                f"observe({agent!r}): {', '.join(dict.fromkeys(names))}: a row depends on the other rows of its batch,"
+                " or on its place"
+            )
         if scenario.protocol.roles and agent not in scenario.protocol.told and len(scenario.protocol.turns) == 1:
             other = scenario.observe(agent, id_N, said.before(round_N), round_N, _redrawn(scenario.protocol, seed_N))
             if names := _different(obs, other):
-                yield f"observe({agent!r}): {', '.join(names)} tell which role the episode drew, and `told` leaves it out"
+                yield (
+                    f"observe({agent!r}): {', '.join(names)} tell which role the episode drew, and `told` leaves it out"
+                )
         if names := _different(obs, observe(_elsewhere(scenario, agent, said).before(round_N))):
-            yield f"observe({agent!r}): {', '.join(names)} tell what is said in channels that it cannot read (protocol.sees)"
+            yield (
+                f"observe({agent!r}): {', '.join(names)} tell what is said in channels that it cannot read"
+                " (protocol.sees)"
+            )
 
 
 def _shape_faults(scenario: Scenario, agent: str, obs: Mapping[str, Tensor], count: int) -> Iterator[str]:
@@ -119,7 +132,9 @@ def _shape_faults(scenario: Scenario, agent: str, obs: Mapping[str, Tensor], cou
             yield f"observe({agent!r}) needs {key!r} of shape {shape}; see nip_ray.play.core.turn_masks"
     for key, value in obs.items():
         if value.ndim < 1 or len(value) != count:
-            yield f"observe({agent!r}): {key!r} must have a row for each of the {count} turns (got {tuple(value.shape)})"
+            yield (
+                f"observe({agent!r}): {key!r} must have a row for each of the {count} turns (got {tuple(value.shape)})"
+            )
         elif value.is_floating_point() and not bool(value.isfinite().all()):
             yield f"observe({agent!r}): {key!r} is not finite"
 
@@ -144,7 +159,11 @@ def _elsewhere(scenario: Scenario, agent: str, said: Dialogue) -> Dialogue:
 
 def _different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
     """The entries that differ at all: observations are gathered, not computed, so they are equal to the bit."""
-    return [key for key in one.keys() | other.keys() if key not in one or key not in other or not torch.equal(one[key], other[key])]
+    return [
+        key
+        for key in one.keys() | other.keys()
+        if key not in one or key not in other or not torch.equal(one[key], other[key])
+    ]
 
 
 def _network_faults(scenario: Scenario) -> Iterator[str]:
@@ -159,9 +178,14 @@ def _network_faults(scenario: Scenario) -> Iterator[str]:
         if len({id(p) for p in trained}) < len(trained):
             yield f"groups() of {agent!r} name a parameter twice"
         named = {name for name, parameter in network.named_parameters() if any(parameter is p for p in trained)}
-        missing = [name for name, parameter in network.named_parameters() if parameter.requires_grad and name not in named]
+        missing = [
+            name for name, parameter in network.named_parameters() if parameter.requires_grad and name not in named
+        ]
         if trained and missing:
-            yield f"groups() of {agent!r} leave out {', '.join(missing)}: give them a group, with lr_factor 0 if they are to rest"
+            yield (
+                f"groups() of {agent!r} leave out {', '.join(missing)}: give them a group, with lr_factor 0 if they are"
+                " to rest"
+            )
         if any(group.part not in ("actor", "critic") for group in network.groups()):
             yield f"groups() of {agent!r}: `part` must be actor or critic"
         if not (network.body() is None or isinstance(network.body(), nn.Module)):
@@ -175,16 +199,23 @@ def _network_faults(scenario: Scenario) -> Iterator[str]:
         else:
             yield from _answer_faults(scenario, agent, policy, value_N, len(id_N))
             if trained and agent in scenario.protocol.told:
-                other = scenario.observe(agent, id_N, said.before(round_N), round_N, _redrawn(scenario.protocol, seed_N))
+                other = scenario.observe(
+                    agent, id_N, said.before(round_N), round_N, _redrawn(scenario.protocol, seed_N)
+                )
                 with torch.no_grad():
                     _, other_N = network(other, False, True)
                 if torch.equal(value_N, other_N):
-                    yield f"the network of {agent!r} does not read what it is told of the episode's role: the observation `told`"
+                    yield (
+                        f"the network of {agent!r} does not read what it is told of the episode's role: the observation"
+                        " `told`"
+                    )
 
 
 def _play_faults(scenario: Scenario) -> Iterator[str]:
     """Whole episodes, forwards and backwards."""
-    networks: dict[str, Any] = {agent: scenario.build_agent(agent, stable_seed(3, agent)).eval() for agent in scenario.protocol.agents}
+    networks: dict[str, Any] = {
+        agent: scenario.build_agent(agent, stable_seed(3, agent)).eval() for agent in scenario.protocol.agents
+    }
     rollout = _played(scenario, networks)
     for name in ("main", "decision_BRA", "reward_BRA"):
         both = (rollout, _played(scenario, networks))
@@ -198,14 +229,20 @@ def _play_faults(scenario: Scenario) -> Iterator[str]:
         if not len(rows.copy_N):
             continue
         said = rollout.dialogue.rows(rows.copy_N).before(rows.round_N)
-        if _different(rows.obs, scenario.observe(agent, rollout.id_B[rows.copy_N], said, rows.round_N, rollout.seed_B[rows.copy_N])):
+        if _different(
+            rows.obs,
+            scenario.observe(agent, rollout.id_B[rows.copy_N], said, rows.round_N, rollout.seed_B[rows.copy_N]),
+        ):
             yield f"what {agent!r} sees on the way is not what observe({agent!r}) says"
         policy, value_N = network(rows.obs, True, True)
         if network(rows.obs, True, False)[1] is not None or network(rows.obs, False, True)[0] is not None:
             yield f"the network of {agent!r} must return None for a policy or a value that is not wanted"
         found_N = policy.log_prob(rows.action)
         if float((found_N.detach() - rows.log_prob_N).abs().max()) > _TOLERANCE:
-            yield f"{agent!r}: learning finds other log-probabilities than play did, so its observations or network are not pure"
+            yield (
+                f"{agent!r}: learning finds other log-probabilities than play did, so its observations or network are"
+                " not pure"
+            )
         if (trained := [p for group in network.groups() for p in group.parameters if p.requires_grad]) and not any(
             g is not None for g in torch.autograd.grad(found_N.sum() + value_N.sum(), trained, allow_unused=True)
         ):
@@ -215,7 +252,11 @@ def _play_faults(scenario: Scenario) -> Iterator[str]:
 def _played(scenario: Scenario, networks: Mapping[str, nn.Module]) -> Rollout:
     ids = instance_ids(scenario, "train", stable_seed(5, "conformance"), 0, _COPIES)
     return play_rollout(
-        BatchedPlay(scenario), networks, ids, episode_seeds(stable_seed(5, "conformance"), 0, _COPIES), generator(5, "conformance")
+        BatchedPlay(scenario),
+        networks,
+        ids,
+        episode_seeds(stable_seed(5, "conformance"), 0, _COPIES),
+        generator(5, "conformance"),
     )
 
 
@@ -224,11 +265,17 @@ def _answer_faults(scenario: Scenario, agent: str, policy: Policy, value_N: Tens
     wanted: dict[str, tuple[Tensor | None, tuple[int, ...] | None]] = {
         "message": (policy.message, (count, factors, scenario.num_symbols)),
         "linear": (policy.linear, (count, factors, scenario.linear_symbols) if scenario.linear_symbols else None),
-        "decision": (policy.decision, (count, scenario.protocol.undecided + 1) if agent in scenario.protocol.deciders else None),
+        "decision": (
+            policy.decision,
+            (count, scenario.protocol.undecided + 1) if agent in scenario.protocol.deciders else None,
+        ),
         "value": (value_N, (count,)),
     }
     for name, (found, shape) in wanted.items():
         if (None if found is None else tuple(found.shape)) != shape:
-            yield f"the network of {agent!r} gives a {name} of shape {None if found is None else tuple(found.shape)}, expected {shape}"
+            yield (
+                f"the network of {agent!r} gives a {name} of shape {None if found is None else tuple(found.shape)},"
+                f" expected {shape}"
+            )
         elif found is not None and bool(found.isnan().any()):
             yield f"the network of {agent!r} gives a {name} that is not a number"

@@ -1,10 +1,11 @@
 """The batched core: B copies of a protocol as tensors on one device, in lock-step, no Python loop over copies.
 
 Decisions that matter here:
-- copies that end early are masked; play continues until all have ended or the rounds run out, so every rollout holds complete
-  episodes and no fragment ever cuts one;
+- copies that end early are masked; play continues until all have ended or the rounds run out, so every rollout holds
+  complete episodes and no fragment ever cuts one;
 - only agents whose turn it is, in copies that are still open, are observed and computed;
-- the core draws no random number of its own: ids, episode seeds and sampling noise come from generators that the caller seeds.
+- the core draws no random number of its own: ids, episode seeds and sampling noise come from generators that the caller
+  seeds.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +39,9 @@ class BatchedPlay:
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario, self.protocol, self.device = scenario, scenario.protocol, torch.device(device)
-        self.writes = {agent: torch.tensor(writes, device=self.device) for agent, writes in self.protocol.writes.items()}
+        self.writes = {
+            agent: torch.tensor(writes, device=self.device) for agent, writes in self.protocol.writes.items()
+        }
 
     def reset(self, id_B: Tensor, seed_B: Tensor) -> None:
         """Start copies on the instances `id_B` with the episode seeds `seed_B` (both (B,) int64)."""
@@ -56,7 +59,8 @@ class BatchedPlay:
         self.active_BAC = self._active()
 
     def go_on(self, id_B: Tensor, seed_B: Tensor, main_BRACM: Tensor, round_: int) -> None:
-        """Like `reset`, but at the beginning of a later round: nobody has decided, and this was said. Not for games with positions."""
+        """Like `reset`, but at the beginning of a later round: nobody has decided, and this was said. Not for games
+        with positions."""
         self.reset(id_B, seed_B)
         self.main_BRACM, self.round = main_BRACM.clone(), round_
         self.state = replace(self.state, round_B=torch.full_like(self.state.round_B, round_))
@@ -90,9 +94,9 @@ class BatchedPlay:
     ) -> StepOutcome:
         """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out.
 
-        similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are graded, the probability
-        that each who decides gave to acceptance, and whether it drew its decision from it. pay_BMD: filled with what each decider would
-        have been paid for each of its decisions (see `Rollout.pay_BRMD`).
+        similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are
+        graded, the probability that each who decides gave to acceptance, and whether it drew its decision from it.
+        pay_BMD: filled with what each decider would have been paid for each of its decisions (see `Rollout.pay_BRMD`).
         """
         decision_BA = torch.full(self.active_BAC.shape[:2], self.protocol.undecided, device=self.device)
         for agent, (copy_N, action) in actions.items():
@@ -105,7 +109,8 @@ class BatchedPlay:
             self.position, judged = self.scenario.rules.advance(self.position, self.main_BRACM[:, self.round])
         elif self.protocol.verifier is None:
             judged = self.scenario.judge(self.id_B, said, self.state.round_B, self.state.seed_B)
-        if self.protocol.payment.per_error and self.round >= self.protocol.min_rounds - 1:  # a round that may be the last
+        # a round that may be the last
+        if self.protocol.payment.per_error and self.round >= self.protocol.min_rounds - 1:
             error_B = self.scenario.estimate_error(self.id_B, said)
         rest = judged, similarity_B, grade_BM, drawn, error_B
         if pay_BMD is not None and self.round >= self.protocol.min_rounds - 1:
@@ -117,10 +122,13 @@ class BatchedPlay:
         return outcome
 
     def _pay_of_each(self, decision_BA: Tensor, pay_BMD: Tensor, *rest: Any) -> None:
-        """Step once for each decision of each decider, all else being as it is, and note what it is paid where that ends its part."""
+        """Step once for each decision of each decider, all else being as it is, and note what it is paid where that
+        ends its part."""
         protocol = self.protocol
         for place, index in enumerate(protocol.verifier_indices):
-            counts_B = self.active_BAC[:, index].any(-1) & protocol.decides_in(protocol.agents[index], self.state.round_B)
+            counts_B = self.active_BAC[:, index].any(-1) & protocol.decides_in(
+                protocol.agents[index], self.state.round_B
+            )
             for code in range(protocol.undecided + 1):
                 instead_BA = decision_BA.clone()
                 instead_BA[:, index] = code
@@ -162,8 +170,8 @@ class BatchedPlay:
 
 
 def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-    """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would count now; and for an
-    agent that is told the episode's role "told" (N, roles), one-hot.
+    """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would
+    count now; and for an agent that is told the episode's role "told" (N, roles), one-hot.
     """
     writes, index = protocol.writes[agent], protocol.agents.index(agent)
     active_NC = protocol.active(round_N, seed_N)[:, index]
@@ -197,9 +205,10 @@ Edit = Callable[[Turn], Action]
 class Player:
     """Who plays for an agent.
 
-    network: its policy. noise: of sampled actions, None for the most likely ones. shown_B: the instances that it is shown (None: those that
-    are judged). edit: replaces what it says before anybody hears it. scenario: the one through which it sees (None: the play's own).
-    version_B, past: (B,) int64 and networks by their number: who plays instead in copies whose version is not -1 (None: nobody).
+    network: its policy. noise: of sampled actions, None for the most likely ones. shown_B: the instances that it is
+    shown (None: those that are judged). edit: replaces what it says before anybody hears it. scenario: the one through
+    which it sees (None: the play's own). version_B, past: (B,) int64 and networks by their number: who plays instead in
+    copies whose version is not -1 (None: nobody).
     """
 
     network: nn.Module
@@ -235,9 +244,9 @@ class Player:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search would have an agent say in N turns. message_NF: -1 where it did not search, or found that silence is best. silent_N:
-    where it did. taught_NFS: how good a choice each symbol is for one who speaks, a distribution over S symbols for each of F message
-    factors times what is at stake in the turn; zero where it did not search."""
+    """What a search would have an agent say in N turns. message_NF: -1 where it did not search, or found that silence
+    is best. silent_N: where it did. taught_NFS: how good a choice each symbol is for one who speaks, a distribution
+    over S symbols for each of F message factors times what is at stake in the turn; zero where it did not search."""
 
     message_NF: Tensor
     silent_N: Tensor
@@ -252,7 +261,8 @@ Search = Callable[[BatchedPlay, Mapping[str, Player], Asked], Mapping[str, Searc
 
 @dataclass(frozen=True)
 class Round:
-    """What one round came to. reward_BA: rewards. distance_B2: under zero knowledge, `choice_distances`. searched: by whom and what."""
+    """What one round came to. reward_BA: rewards. distance_B2: under zero knowledge, `choice_distances`. searched: by
+    whom and what."""
 
     turns: list[Turn]
     reward_BA: Tensor
@@ -263,11 +273,16 @@ class Round:
 def policies(play: BatchedPlay, players: Mapping[str, Player]) -> dict[str, tuple[Tensor, Policy]]:
     """Agent -> (copies N in which it has the turn, its policy there), for every agent that has one."""
     copies = {agent: play.turn_B(agent).nonzero().flatten() for agent in play.protocol.agents}
-    return {agent: (copy_N, players[agent].policy(play, agent, copy_N)) for agent, copy_N in copies.items() if len(copy_N)}
+    return {
+        agent: (copy_N, players[agent].policy(play, agent, copy_N)) for agent, copy_N in copies.items() if len(copy_N)
+    }
 
 
-def play_round(play: BatchedPlay, players: Mapping[str, Player], search: Search | None = None, pay_BMD: Tensor | None = None) -> Round:
-    """Play one round: whoever has the turn observes, chooses and is heard. search: see `Search`. pay_BMD: see `BatchedPlay.step`."""
+def play_round(
+    play: BatchedPlay, players: Mapping[str, Player], search: Search | None = None, pay_BMD: Tensor | None = None
+) -> Round:
+    """Play one round: whoever has the turn observes, chooses and is heard. search: see `Search`. pay_BMD: see
+    `BatchedPlay.step`."""
     asked, extra = policies(play, players), play.protocol.zero_knowledge
     chosen: dict[str, Action] = {
         agent: policy.choose(players[agent].noise, copy_N, len(play.id_B)) for agent, (copy_N, policy) in asked.items()
@@ -290,8 +305,11 @@ def play_round(play: BatchedPlay, players: Mapping[str, Player], search: Search 
     return Round(turns, play.step(actions, similarity_B, grade_BM, drawn, pay_BMD).reward_BA, distance_B2, searched)
 
 
-def stated(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], players: Mapping[str, Player]) -> tuple[Tensor, bool]:
-    """((B, M) the probability of acceptance among its two verdicts that each who decides gives now, whether they draw their decisions)."""
+def stated(
+    play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], players: Mapping[str, Player]
+) -> tuple[Tensor, bool]:
+    """((B, M) the probability of acceptance among its two verdicts that each who decides gives now, whether they draw
+    their decisions)."""
     deciders = play.protocol.verifiers
     grade_BM = torch.full((len(play.id_B), len(deciders)), 0.5, device=play.device)
     for place, agent in enumerate(deciders):
@@ -315,7 +333,9 @@ def play_rollout(
     agents: agent -> network. skip_silent_messages: see `Policy.silenced`; learning must use the same.
     Returns the rollout with the log-probabilities of what was done.
     """
-    return play_episodes(play, {agent: Player(network, noise) for agent, network in agents.items()}, id_B, seed_B, skip_silent_messages)
+    return play_episodes(
+        play, {agent: Player(network, noise) for agent, network in agents.items()}, id_B, seed_B, skip_silent_messages
+    )
 
 
 @torch.no_grad()
@@ -333,8 +353,9 @@ def play_episodes(
 ) -> Rollout:
     """`play_rollout` with a `Player` for each agent. record: called with every turn of every round.
 
-    begin: (what was said, the round to begin with) instead of the first, see `BatchedPlay.go_on`. search: see `Search`; what it found is
-    `Rollout.taught_BRAFS`. every_verdict: keep what deciders would have been paid for each decision (`Rollout.pay_BRMD`).
+    begin: (what was said, the round to begin with) instead of the first, see `BatchedPlay.go_on`. search: see `Search`;
+    what it found is `Rollout.taught_BRAFS`. every_verdict: keep what deciders would have been paid for each decision
+    (`Rollout.pay_BRMD`).
     """
     protocol = play.protocol
     play.reset(id_B, seed_B) if begin is None else play.go_on(id_B, seed_B, *begin)
@@ -348,7 +369,9 @@ def play_episodes(
         factors = max(len(protocol.writes[agent]) for agent in protocol.agents) * play.scenario.message_size
         taught_BRAFS = torch.zeros(*shape, factors, play.scenario.num_symbols, device=play.device)
     if every_verdict:
-        pay_BRMD = torch.full((*shape[:2], len(protocol.verifiers), protocol.undecided + 1), torch.nan, device=play.device)
+        pay_BRMD = torch.full(
+            (*shape[:2], len(protocol.verifiers), protocol.undecided + 1), torch.nan, device=play.device
+        )
     while not play.finished:
         r = play.round
         turn_BRA[:, r] = play.active_BAC.any(-1)
@@ -367,11 +390,14 @@ def play_episodes(
     return play.rollout(turn_BRA, reward_BRA, log_prob_BRA, **more)
 
 
-def compared(extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]], like_B: Tensor) -> tuple[Tensor, Tensor]:
-    """How the adversary's and the simulator's choices of one round compare: (B,) `similarity` and (B, 2) `choice_distances`.
+def compared(
+    extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]], like_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """How the adversary's and the simulator's choices of one round compare: (B,) `similarity` and (B, 2)
+    `choice_distances`.
 
-    policies: agent -> (copies N of its turns, its policy there). like_B: any (B,) tensor on their device. Copies in which either
-    had no turn have similarity 0 and distances -1.
+    policies: agent -> (copies N of its turns, its policy there). like_B: any (B,) tensor on their device. Copies in
+    which either had no turn have similarity 0 and distances -1.
     """
     similarity_B = torch.zeros(like_B.shape, device=like_B.device)
     distance_B2 = torch.full((*like_B.shape, 2), -1.0, device=like_B.device)
@@ -391,7 +417,8 @@ def compared(extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]]
 def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: int) -> Tensor:
     """Ids number `first` to `first + count` of an endless stream of reshuffled passes over a split.
 
-    Stateless: the k-th pass is a permutation seeded by (seed, split, k), so any worker can compute its share of any iteration.
+    Stateless: the k-th pass is a permutation seeded by (seed, split, k), so any worker can compute its share of any
+    iteration.
     """
     ids = scenario.ids(split).cpu()
     if count == 0:
@@ -405,5 +432,6 @@ def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: i
 
 
 def episode_seeds(seed: int, first: int, count: int) -> Tensor:
-    """(count,) int64 episode seeds in [0, 65536), for the `count` episodes from number `first` on (a function of both numbers)."""
+    """(count,) int64 episode seeds in [0, 65536), for the `count` episodes from number `first` on (a function of both
+    numbers)."""
     return torch.randint(NUM_SEEDS, (count,), generator=generator(stable_seed(seed, "episodes"), "from", first))

@@ -1,8 +1,8 @@
-"""What a dialogue between language agents is: immutable states, so that a tree of continuations can share its beginnings; the form of its
-chats; what is asked of a scenario; and its record.
+"""What a dialogue between language agents is: immutable states, so that a tree of continuations can share its
+beginnings; the form of its chats; what is asked of a scenario; and its record.
 
-Imports nothing heavy: the actors that keep budgets load it. `nip_ray.play.dialogues` plays them; a scenario says what an agent is shown
-and how its reply is read.
+Imports nothing heavy: the actors that keep budgets load it. `nip_ray.play.dialogues` plays them; a scenario says what
+an agent is shown and how its reply is read.
 """
 
 import re
@@ -24,12 +24,12 @@ Chat = list[Message]
 class Turn:
     """What one agent said in one round.
 
-    agent: who. raw: the reply as it came, without reasoning. messages: channel -> what was written there (nothing after a decision).
-    decision: a code of the protocol: reject 0, accept 1, continue 2 where it has two verdicts. confidence: of a decision, the probability
-    in [0, 1] that the verifier gives to acceptance (1 or 0 on the scale accept/reject; 1 with more than two verdicts), None where it
-    continues. retries: replies that could not be used before this one. truncated: the reply
-    reached its limit of tokens. invalid: no usable reply came; an empty message stands in its place. reasoning: what the model wrote for
-    itself before its reply, which nobody is shown.
+    agent: who. raw: the reply as it came, without reasoning. messages: channel -> what was written there (nothing after
+    a decision). decision: a code of the protocol: reject 0, accept 1, continue 2 where it has two verdicts. confidence:
+    of a decision, the probability in [0, 1] that the verifier gives to acceptance (1 or 0 on the scale accept/reject; 1
+    with more than two verdicts), None where it continues. retries: replies that could not be used before this one.
+    truncated: the reply reached its limit of tokens. invalid: no usable reply came; an empty message stands in its
+    place. reasoning: what the model wrote for itself before its reply, which nobody is shown.
     """
 
     agent: str
@@ -45,12 +45,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue so far. `rounds[r]` are the turns of round r, in the protocol's order of agents; R rounds have been played.
+    """A dialogue so far. `rounds[r]` are the turns of round r, in the protocol's order of agents; R rounds have been
+    played.
 
-    item: what it is about; scenarios know its type, everyone else its `id` and `y`. seed: of the episode, in [0, 65536); a role that
-    an agent chose is in it. rewards: for
-    each round, agent -> what it was paid. verdict: of one that has ended, its code, `Protocol.undecided` without one. confidence: see
-    `Turn`. ended: over, with a verdict or because the rounds ran out.
+    item: what it is about; scenarios know its type, everyone else its `id` and `y`. seed: of the episode, in [0,
+    65536); a role that an agent chose is in it. rewards: for each round, agent -> what it was paid. verdict: of one
+    that has ended, its code, `Protocol.undecided` without one. confidence: see `Turn`. ended: over, with a verdict or
+    because the rounds ran out.
     """
 
     item: Any
@@ -93,17 +94,21 @@ class InvalidReply(Exception):
 
 # The form of chats: what providers and chat templates accept, and the reasoning that models write before a reply.
 #
-# - scenarios write a chat as it happened: the system prompt, replies, what others said, notices as system messages wherever they fall.
-#   Templates of open-weight models refuse such chats (no user message, a system message that is not the first, two users in a row, no
+# - scenarios write a chat as it happened: the system prompt, replies, what others said, notices as system messages
+# wherever they fall.
+# Templates of open-weight models refuse such chats (no user message, a system message that is not the first, two users
+# in a row, no
 #   system role at all), so every chat is shaped before it is sent, and in the same way before it is learned from;
-# - shaping a chat up to one of the agent's replies gives the beginning of the shaped whole, so a model learns in the form in which it
+# - shaping a chat up to one of the agent's replies gives the beginning of the shaped whole, so a model learns in the
+# form in which it
 #   is asked;
 # - reasoning that stands in a reply is private to its agent: nobody is shown it and nothing is read from it.
 
 Shape = Literal["openai", "alternating", "no_system"]
-"""openai: one system message at most, and that first; a user message before each reply. alternating: besides, what stands between two
-replies is one user message, and names of speakers stand in its text. no_system: besides, the system prompt begins the first user message.
-In chats that are fenced (`LanguageScenario.fenced_chat`) names stand in the text in all shapes.
+"""openai: one system message at most, and that first; a user message before each reply. alternating: besides, what
+stands between two replies is one user message, and names of speakers stand in its text. no_system: besides, the system
+prompt begins the first user message. In chats that are fenced (`LanguageScenario.fenced_chat`) names stand in the text
+in all shapes.
 """
 SHAPES: tuple[Shape, ...] = ("openai", "alternating", "no_system")
 START, GO_ON = "Please begin.", "Please go on."
@@ -118,20 +123,29 @@ _OTHER_MARKS = (
     (re.compile(r"<\|begin_of_thought\|>"), "<think>"),
     (re.compile(r"<\|end_of_thought\|>"), "</think>"),
     (re.compile(r"<\|(?:begin|end)_of_solution\|>"), ""),
-    # Harmony: channels before the final one are reasoning; without its special tokens, names of channels run into the text,
-    # also of a reply that was cut before its final one. No other text has a letter or digit right behind "analysis".
-    (re.compile(r"\A\s*(?:assistant)?analysis(?=[^\W_])|\A\s*(?:assistant)?analysis(?=\S)(?=.*assistantfinal)", re.DOTALL), "<think>"),
+    # Harmony: channels before the final one are reasoning; without its special tokens, names of channels run into the
+    # text, also of a reply that was cut before its final one. No other text has a letter or digit right behind
+    # "analysis".
+    (
+        re.compile(
+            r"\A\s*(?:assistant)?analysis(?=[^\W_])|\A\s*(?:assistant)?analysis(?=\S)(?=.*assistantfinal)", re.DOTALL
+        ),
+        "<think>",
+    ),
     (re.compile(r"(?<=<think>)(.*)assistantfinal", re.DOTALL), r"\1</think>"),
     (re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>\s*final\b[^<]*<\|message\|>"), "</think>"),
     (re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>[^<]*<\|message\|>"), "<think>"),
     (re.compile(r"<\|(?:end|return|call)\|>"), ""),
 )
-_OTHER = re.compile(r"<\|(?:channel|begin_of_thought)\|>|\A\s*(?:assistant)?analysis(?:[^\W_]|\S.*assistantfinal)", re.DOTALL)
+_OTHER = re.compile(
+    r"<\|(?:channel|begin_of_thought)\|>|\A\s*(?:assistant)?analysis(?:[^\W_]|\S.*assistantfinal)", re.DOTALL
+)
 """Where a reply has one of the other marks, each of them is written as those of `MARK`."""
 
 
 def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
-    """`messages`, to which the assistant is about to reply, in this shape; see `Shape`. The last message is a user's."""
+    """`messages`, to which the assistant is about to reply, in this shape; see `Shape`. The last message is a
+    user's."""
     shaped: Chat = []
     for message in messages:
         if message["role"] == "assistant":
@@ -152,9 +166,9 @@ def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
 
 
 def split_reasoning(reply: str) -> tuple[str, str]:
-    """(reasoning, the rest of `reply`). Reasoning is what stands between marks such as <think> and </think>, in any case; before a
-    closing mark without an opening one (templates may open it in the prompt); and behind an opening mark that is never closed. Channels
-    of the Harmony form but the final one are reasoning too.
+    """(reasoning, the rest of `reply`). Reasoning is what stands between marks such as <think> and </think>, in any
+    case; before a closing mark without an opening one (templates may open it in the prompt); and behind an opening mark
+    that is never closed. Channels of the Harmony form but the final one are reasoning too.
     """
     if _OTHER.search(reply):
         for pattern, mark in _OTHER_MARKS:
@@ -177,7 +191,9 @@ def split_reasoning(reply: str) -> tuple[str, str]:
 def _before_reply(shaped: "Chat") -> None:
     """See that a user spoke last."""
     if not shaped or shaped[-1]["role"] != "user":
-        shaped.append({"role": "user", "content": GO_ON if any(message["role"] == "assistant" for message in shaped) else START})
+        shaped.append(
+            {"role": "user", "content": GO_ON if any(message["role"] == "assistant" for message in shaped) else START}
+        )
 
 
 def _with_name_in_text(message: "Message") -> "Message":
@@ -188,12 +204,14 @@ def _with_name_in_text(message: "Message") -> "Message":
 # What is asked of a scenario that language models play.
 
 Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
-"""(agent, chats, replies) -> for each chat, the probability that the agent replies with each of these texts and nothing else."""
+"""(agent, chats, replies) -> for each chat, the probability that the agent replies with each of these texts and nothing
+else."""
 
 
 @dataclass(frozen=True, eq=False)
 class LanguageScenario(ABC):
-    """A task of language agents. It can be pickled; its methods are pure functions of the dialogue, so all can be rebuilt from records.
+    """A task of language agents. It can be pickled; its methods are pure functions of the dialogue, so all can be
+    rebuilt from records.
 
     protocol: who speaks when. settings: a settings dataclass with `agents` (agent -> `LanguageAgentSettings`).
     """
@@ -203,8 +221,9 @@ class LanguageScenario(ABC):
 
     @abstractmethod
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """All that `agent` is shown before its turn in the round about to be played, as it happened: what others wrote in user messages
-        with their names, notices in system messages; `fenced_chat` makes text of that. Its own invalid replies are not in it."""
+        """All that `agent` is shown before its turn in the round about to be played, as it happened: what others wrote
+        in user messages with their names, notices in system messages; `fenced_chat` makes text of that. Its own invalid
+        replies are not in it."""
 
     @abstractmethod
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
@@ -215,8 +234,8 @@ class LanguageScenario(ABC):
         """A random reply of the right form in the round about to be played. It depends on the arguments alone."""
 
     def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
-        """The verdict, by its code, that `agent` argues for and is paid for; None for a verifier, and where nothing is paid. role:
-        that the episode draws, given under protocols that draw one.
+        """The verdict, by its code, that `agent` argues for and is paid for; None for a verifier, and where nothing is
+        paid. role: that the episode draws, given under protocols that draw one.
         """
         return self.protocol.payment.of(role).goals.get(agent)
 
@@ -229,11 +248,13 @@ class LanguageScenario(ABC):
         return None
 
     def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
-        """In a game without a verifier: what these turns of the dialogue's next round pay each agent, and whether the game is over."""
+        """In a game without a verifier: what these turns of the dialogue's next round pay each agent, and whether the
+        game is over."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
     def estimate_error(self, dialogue: Dialogue) -> float:
-        """By how much the estimates in a whole dialogue were wrong, where the protocol pays for it (`Payment.per_error`)."""
+        """By how much the estimates in a whole dialogue were wrong, where the protocol pays for it
+        (`Payment.per_error`)."""
         raise NotImplementedError(f"{type(self).__name__} measures no estimates")
 
     def exact_figures(self, items: Sequence[Any], probabilities: Probabilities) -> dict[str, float]:
@@ -242,16 +263,19 @@ class LanguageScenario(ABC):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Every word of all chats and replies, between spaces, for models whose tokens are words (`model: words`); () for no such list."""
+        """Every word of all chats and replies, between spaces, for models whose tokens are words (`model: words`); ()
+        for no such list."""
         return ()
 
     @cached_property
     def fences(self) -> bool:
-        """True if what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed list of words."""
+        """True if what others write is fenced (`nip_ray.play.fences`): not where all chats and replies are of a closed
+        list of words."""
         return not self.words
 
     def fenced_chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """`chat`, as it is sent and learned from: nothing that another agent writes passes for somebody else's message or for a notice."""
+        """`chat`, as it is sent and learned from: nothing that another agent writes passes for somebody else's message
+        or for a notice."""
         chat, protocol = self.chat(dialogue, agent), self.protocol
         if not self.fences or not _hears(protocol.turns, protocol.max_rounds, agent, protocol.sees[agent]):
             return chat
@@ -262,8 +286,8 @@ class LanguageScenario(ABC):
         return fence_chat(chat, codes[agent], codes.values())
 
     def warm_example(self, item: Any, agent: str, seed: int) -> tuple[Chat, str] | None:
-        """What `agent` may be shown in a dialogue about `item`, and a reply that is worth imitating before any learning from rewards; None
-        where the scenario knows of none. It depends on the arguments alone."""
+        """What `agent` may be shown in a dialogue about `item`, and a reply that is worth imitating before any learning
+        from rewards; None where the scenario knows of none. It depends on the arguments alone."""
         return None
 
     def agent_settings(self, agent: str) -> LanguageAgentSettings:
@@ -276,19 +300,28 @@ class LanguageScenario(ABC):
         return self.agent_settings(agent).max_invalid_replies
 
     def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
-        """What `agent` saw before its turn in `round`, and what it replied. Raises ValueError where it had no turn, or no usable reply."""
+        """What `agent` saw before its turn in `round`, and what it replied. Raises ValueError where it had no turn, or
+        no usable reply."""
         turn = next((turn for turn in dialogue.rounds[round] if turn.agent == agent), None)
         if turn is None or turn.invalid:
-            raise ValueError(f"{agent!r} has no usable reply in round {round} of this dialogue; ask `usable_rounds` first")
+            raise ValueError(
+                f"{agent!r} has no usable reply in round {round} of this dialogue; ask `usable_rounds` first"
+            )
         return self.fenced_chat(beginning(dialogue, round), agent), turn.raw
 
     def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
         """The rounds that `training_chat` can be asked for."""
-        return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
+        return [
+            r
+            for r, turns in enumerate(dialogue.rounds)
+            if any(turn.agent == agent and not turn.invalid for turn in turns)
+        ]
 
 
 @lru_cache(maxsize=256)
-def _hears(orders: tuple[tuple[tuple[tuple[str, str], ...], ...], ...], max_rounds: int, agent: str, sees: tuple[str, ...]) -> bool:
+def _hears(
+    orders: tuple[tuple[tuple[tuple[str, str], ...], ...], ...], max_rounds: int, agent: str, sees: tuple[str, ...]
+) -> bool:
     """Return True if another agent can write what `agent` sees before a turn of its own. orders: `Protocol.turns`."""
     for order in orders:
         rounds = [order[r % len(order)] for r in range(max_rounds)]
@@ -299,7 +332,8 @@ def _hears(orders: tuple[tuple[tuple[tuple[str, str], ...], ...], ...], max_roun
 
 
 def stance_in(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> int | None:
-    """The verdict that `agent` argues for in this dialogue; a scenario is told of roles under protocols that draw them alone."""
+    """The verdict that `agent` argues for in this dialogue; a scenario is told of roles under protocols that draw them
+    alone."""
     role = scenario.protocol.role_of(dialogue.seed)
     return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)
 
@@ -339,8 +373,8 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
     about = (record.get("item"), record.get("y"))
     if about != (item.id, item.y):
         raise UserError(
-            f"dialogue record: it is about item {about[0]!r} with label {about[1]!r}, not item {item.id} with label {item.y}; "
-            "read it with the data set that it was made with"
+            f"dialogue record: it is about item {about[0]!r} with label {about[1]!r}, not item {item.id} with label"
+            f" {item.y}; read it with the data set that it was made with"
         )
     try:
         most = _typed(record, "verdicts", int) if "verdicts" in record else CONTINUE
@@ -354,7 +388,9 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
             ended=_typed(record, "ended", bool),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"dialogue record of item {item.id}: damaged ({type(error).__name__}: {error}); leave it out") from None
+        raise UserError(
+            f"dialogue record of item {item.id}: damaged ({type(error).__name__}: {error}); leave it out"
+        ) from None
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:

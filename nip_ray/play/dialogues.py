@@ -1,16 +1,17 @@
 """The text core: dialogues of language agents, played under the same protocols as tensor agents are.
 
 Decisions that matter here:
-- a dialogue is a value; playing a round makes a new one. A tree of continuations is `play_round` called several times on one dialogue,
-  with different `path`s;
-- how a language model is reached is the caller's business: the core awaits `ask`, and gives it all that a stable name of the call is
-  made of (the dialogue's item and seed, the round, the agent, the attempt and the path);
-- those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for good, the others are
-  cancelled and the error is raised as it is;
-- in a game without a verifier the scenario says what a round pays and whether it was the last (`judge`); there is no verdict;
-- a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it is used up, or at
-  once where the request itself was refused, an empty message stands in the channels where the agent has its turn, marked invalid, and
-  play continues.
+- a dialogue is a value; playing a round makes a new one. A tree of continuations is `play_round` called several times
+  on one dialogue, with different `path`s;
+- how a language model is reached is the caller's business: the core awaits `ask`, and gives it all that a stable name
+  of the call is made of (the dialogue's item and seed, the round, the agent, the attempt and the path);
+- those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for
+  good, the others are cancelled and the error is raised as it is;
+- in a game without a verifier the scenario says what a round pays and whether it was the last (`judge`); there is no
+  verdict;
+- a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it
+  is used up, or at once where the request itself was refused, an empty message stands in the channels where the agent
+  has its turn, marked invalid, and play continues.
 """
 
 import asyncio
@@ -24,18 +25,31 @@ from typing import Any, TypeVar
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn, split_reasoning, stance_in
+from nip_ray.play.dialogue import (
+    Chat,
+    Dialogue,
+    InvalidReply,
+    LanguageScenario,
+    Parsed,
+    Turn,
+    split_reasoning,
+    stance_in,
+)
 from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Panel, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
 # A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
 #
-# - payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every round, seed class, label
-#   and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds. For a verdict with a grade
+# - payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every
+# round, seed class, label
+# and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds. For a
+# verdict with a grade
 #   it is called again, with a panel of one;
 # - whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
-# - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the expected payment
-#   of a verdict drawn with that probability, for verifier and provers alike. Under another `Payment.scoring` the share is another for
+# - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the
+# expected payment
+# of a verdict drawn with that probability, for verifier and provers alike. Under another `Payment.scoring` the share is
+# another for
 #   those who are paid for being right. A payment function is given the confidence itself.
 
 Stances = tuple[tuple[str, int], ...]
@@ -60,12 +74,15 @@ class Rulebook:
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
-        self._speakers = [[_speakers(protocol, table[r % len(table)]) for r in range(protocol.max_rounds)] for table in protocol.turns]
+        self._speakers = [
+            [_speakers(protocol, table[r % len(table)]) for r in range(protocol.max_rounds)] for table in protocol.turns
+        ]
         self._outcomes: dict[Stances, list[Outcome]] = {}
         self._arguing: dict[Stances, Protocol] = {}
 
     def speakers(self, round: int, seed: int) -> Mapping[str, tuple[str, ...]]:
-        """Agent -> the channels that it writes to, for those with a turn in `round` (below max_rounds), in the protocol's order."""
+        """Agent -> the channels that it writes to, for those with a turn in `round` (below max_rounds), in the
+        protocol's order."""
         return self._speakers[seed % len(self._speakers)][round]
 
     def speaking(self, y: int, rounds: Sequence[Sequence[Turn]], seed: int) -> Mapping[str, tuple[str, ...]]:
@@ -90,11 +107,15 @@ class Rulebook:
         return int(self.protocol.chosen(*torch.tensor([[round], [seed], made]))) if made else seed
 
     def votes(self, y: int, rounds: Sequence[Sequence[Turn]]) -> dict[str, float | None]:
-        """Member of a panel -> the probability of acceptance that it voted with in these rounds, None where it has not; {} without a panel.
+        """Member of a panel -> the probability of acceptance that it voted with in these rounds, None where it has not;
+        {} without a panel.
 
         The first that it gives from round ``min_rounds - 1`` on counts, or what `force_guess` puts in its place.
         """
-        protocol, found = self.protocol, dict[str, float | None].fromkeys(self.protocol.verifiers if self.protocol.panel else ())
+        protocol, found = (
+            self.protocol,
+            dict[str, float | None].fromkeys(self.protocol.verifiers if self.protocol.panel else ()),
+        )
         forced = {"zero": 0.0, "one": 1.0, "y": float(y), None: None}[protocol.force_guess]
         for turn in (turn for turns in rounds[protocol.min_rounds - 1 :] for turn in turns if turn.agent in found):
             if found[turn.agent] is None:
@@ -102,16 +123,27 @@ class Rulebook:
         return found
 
     def settle_votes(
-        self, round: int, seed: int, y: int, before: Mapping[str, float | None], now: Mapping[str, float | None], stances: Stances
+        self,
+        round: int,
+        seed: int,
+        y: int,
+        before: Mapping[str, float | None],
+        now: Mapping[str, float | None],
+        stances: Stances,
     ) -> Outcome:
-        """The outcome of `round` where a panel decides, or a verifier with a grade: a panel of one. before, now: the `votes` before the
-        round and after it.
+        """The outcome of `round` where a panel decides, or a verifier with a grade: a panel of one. before, now: the
+        `votes` before the round and after it.
         """
         if stances not in self._arguing:
             panel = self.protocol.panel or Panel(self.protocol.verifiers, "mean")
-            self._arguing[stances] = replace(self.protocol, payment=self.protocol.payment.arguing(dict(stances)), panel=panel)
+            self._arguing[stances] = replace(
+                self.protocol, payment=self.protocol.payment.arguing(dict(stances)), panel=panel
+            )
         protocol = self._arguing[stances]
-        grades = [[torch.nan if votes[agent] is None else votes[agent] for agent in protocol.verifiers] for votes in (before, now)]
+        grades = [
+            [torch.nan if votes[agent] is None else votes[agent] for agent in protocol.verifiers]
+            for votes in (before, now)
+        ]
         before_1M, now_1M = torch.tensor(grades, dtype=torch.float32)[:, None]
         decision_1A = torch.full((1, len(protocol.agents)), CONTINUE)
         decision_1A[:, protocol.verifier_indices] = torch.where(now_1M.isnan(), CONTINUE, ACCEPT)
@@ -120,26 +152,33 @@ class Rulebook:
         state = replace(state, round_B=torch.tensor([round]), vote_BM=before_1M, grade_BM=before_1M)
         after, outcome = step(protocol, state, decision_1A, grade_BM=now_1M)
         ended = bool(after.ended_B)
-        confidence = float(protocol.panel.confidence(after.grade_BM)) if protocol.panel is not None and ended else math.nan
+        confidence = (
+            float(protocol.panel.confidence(after.grade_BM)) if protocol.panel is not None and ended else math.nan
+        )
         rewards = dict(zip(protocol.agents, outcome.reward_BA[0].tolist()))
         return Outcome(rewards, int(outcome.decision_B), None if math.isnan(confidence) else confidence, ended)
 
     def outcome(self, round: int, seed: int, y: int, decision: int, stances: Stances) -> Outcome:
-        """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the tables alone."""
+        """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the
+        tables alone."""
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
         seeds, count = self.protocol.seed_classes, self.protocol.undecided
         return self._outcomes[stances][((round * seeds + seed % seeds) * count + y) * (count + 1) + decision]
 
-    def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances, decision: int | None = None) -> Outcome:
-        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide); with more than two
-        verdicts, where it decided this.
+    def settle(
+        self, round: int, seed: int, y: int, confidence: float | None, stances: Stances, decision: int | None = None
+    ) -> Outcome:
+        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide); with
+        more than two verdicts, where it decided this.
         """
         if self.protocol.two_verdicts:
             decision = None if confidence is None else verdict_of(confidence)
             if confidence is not None and 0 < confidence < 1:
                 decision = ACCEPT  # where the decision does not count, or is forced, all decisions are one
-                accepted, rejected = (self.outcome(round, seed, y, verdict, stances).verdict for verdict in (ACCEPT, REJECT))
+                accepted, rejected = (
+                    self.outcome(round, seed, y, verdict, stances).verdict for verdict in (ACCEPT, REJECT)
+                )
                 if accepted != rejected:
                     (own,) = self.protocol.verifiers
                     found = self.settle_votes(round, seed, y, {own: None}, {own: confidence}, stances)
@@ -148,21 +187,26 @@ class Rulebook:
         if self.protocol.payment.function is None or not outcome.ended:
             return outcome
         verdict_B = torch.tensor([outcome.verdict])
-        given = certainty(self.protocol, verdict_B) if outcome.confidence is None else torch.tensor([outcome.confidence])
+        given = (
+            certainty(self.protocol, verdict_B) if outcome.confidence is None else torch.tensor([outcome.confidence])
+        )
         role_B = self.protocol.role_B(torch.tensor([seed]))
         ends = Ends(torch.tensor([y]), verdict_B, given, torch.tensor([round + 1]), role_B)
         more = function_pays(self.protocol, ends)[0].tolist()
-        return replace(outcome, rewards={agent: paid + extra for (agent, paid), extra in zip(outcome.rewards.items(), more)})
+        return replace(
+            outcome, rewards={agent: paid + extra for (agent, paid), extra in zip(outcome.rewards.items(), more)}
+        )
 
 
 def verdict_of(confidence: float) -> int:
-    """ACCEPT above one half, REJECT below, and exactly at one half CONTINUE: neither side is favoured, the dialogue ends undecided."""
+    """ACCEPT above one half, REJECT below, and exactly at one half CONTINUE: neither side is favoured, the dialogue
+    ends undecided."""
     return CONTINUE if confidence == 0.5 else ACCEPT if confidence > 0.5 else REJECT
 
 
 def rulebook(protocol: Protocol) -> Rulebook:
-    """The rulebook of `protocol`, made at the first call for this very object. It must have no zero knowledge; without a verifier it has
-    no outcomes.
+    """The rulebook of `protocol`, made at the first call for this very object. It must have no zero knowledge; without
+    a verifier it has no outcomes.
     """
     found = _RULEBOOKS.get(id(protocol))
     if found is None:
@@ -176,7 +220,9 @@ _RULEBOOKS: dict[int, Rulebook] = {}  # by id: a rulebook keeps its protocol ali
 
 
 def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, ...]]:
-    spoken = {agent: tuple(channel for channel in protocol.channels if (agent, channel) in turns) for agent in protocol.agents}
+    spoken = {
+        agent: tuple(channel for channel in protocol.channels if (agent, channel) in turns) for agent in protocol.agents
+    }
     return {agent: channels for agent, channels in spoken.items() if channels}
 
 
@@ -204,8 +250,9 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a language model answered. content: None where it gave no text; reasoning in it is told apart by its marks. finish_reason:
-    stop, length, content_filter, refused (the request was, and would be again) or unknown. reasoning: what came beside the content.
+    """What a language model answered. content: None where it gave no text; reasoning in it is told apart by its marks.
+    finish_reason: stop, length, content_filter, refused (the request was, and would be again) or unknown. reasoning:
+    what came beside the content.
     """
 
     content: str | None
@@ -214,12 +261,14 @@ class Answer:
 
 
 Ask = Callable[[Dialogue, str, Chat, int, Path], Awaitable[Answer]]
-"""``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn are counted from 0. The chat must not be changed."""
+"""``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn are counted from 0. The chat must not be
+changed."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A turn to be taken in `play_in_step`. place: of the dialogue among all. chat: what the agent is shown. attempt: from 0."""
+    """A turn to be taken in `play_in_step`. place: of the dialogue among all. chat: what the agent is shown. attempt:
+    from 0."""
 
     place: int
     dialogue: Dialogue
@@ -235,7 +284,8 @@ UNUSABLE = ("content_filter", "refused", "unknown")
 
 
 def start_dialogue(item: Any, seed: int) -> Dialogue:
-    """A dialogue about `item` in which nothing was said yet. seed: any integer, taken modulo 65536 as in tensor play."""
+    """A dialogue about `item` in which nothing was said yet. seed: any integer, taken modulo 65536 as in tensor
+    play."""
     return Dialogue(item, seed % NUM_SEEDS)
 
 
@@ -349,11 +399,15 @@ def _settled(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer:
 
 
 def read_answer(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int = 0) -> Turn:
-    """The turn that an answer makes of the agent's round about to be played: an invalid one, with empty messages, if it cannot be used.
+    """The turn that an answer makes of the agent's round about to be played: an invalid one, with empty messages, if it
+    cannot be used.
 
     attempt: how many answers of this turn could not be used before.
     """
-    channels, going_on = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent], scenario.protocol.undecided
+    channels, going_on = (
+        rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent],
+        scenario.protocol.undecided,
+    )
     raw, truncated = "", answer.finish_reason == "length"
     if answer.content is not None and answer.finish_reason not in UNUSABLE:
         inside, raw = split_reasoning(encodable(answer.content))
@@ -361,7 +415,9 @@ def read_answer(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answ
         with suppress(InvalidReply):
             turn = read_turn(scenario, dialogue, agent, raw)
             return replace(turn, retries=attempt, truncated=truncated, reasoning=reasoning)
-    return Turn(agent, raw, dict.fromkeys(channels, ""), going_on, retries=attempt + 1, truncated=truncated, invalid=True)
+    return Turn(
+        agent, raw, dict.fromkeys(channels, ""), going_on, retries=attempt + 1, truncated=truncated, invalid=True
+    )
 
 
 def read_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
@@ -371,12 +427,16 @@ def read_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, raw: s
     """
     parsed = scenario.parse(dialogue, agent, raw)
     if not isinstance(parsed, Parsed):
-        raise UserError(f"scenario: parse gives {parsed!r:.60} for a reply of {agent!r}, expected Parsed(...), or raise InvalidReply")
+        raise UserError(
+            f"scenario: parse gives {parsed!r:.60} for a reply of {agent!r}, expected Parsed(...), or raise"
+            " InvalidReply"
+        )
     protocol, confidence = scenario.protocol, parsed.confidence
     decision = protocol.undecided if parsed.decision is None else parsed.decision
     if not protocol.two_verdicts and confidence not in (None, 1.0):
         raise UserError(
-            f"scenario: parse gives a verdict of {agent!r} the confidence {confidence:g}, which is for two verdicts, leave it out"
+            f"scenario: parse gives a verdict of {agent!r} the confidence {confidence:g}, which is for two verdicts,"
+            " leave it out"
         )
     if confidence is None and decision != protocol.undecided:
         confidence = float(decision) if protocol.two_verdicts else 1.0

@@ -1,11 +1,14 @@
-"""Roll-outs for learning from values: everybody plays the best move, and one role of each copy explores; its turns become transitions.
+"""Roll-outs for learning from values: everybody plays the best move, and one role of each copy explores; its turns
+become transitions.
 
 Decisions that matter here:
-- roll-outs of several roles at the same time are one batch, in which each copy has its explorer: half the passes through two networks;
+- roll-outs of several roles at the same time are one batch, in which each copy has its explorer: half the passes
+  through two networks;
 - what an explorer sees is kept while it plays, not computed again: positions need not be walked through twice;
-- a roll-out is a function of (seed, step, attempt, weights): starts, luck and exploration are drawn for all its copies before a share of
-  them is played, so that any number of players, each with its share, play the same copies;
-- an agent without anything to train is a policy, not values: its moves are drawn from it. Everybody else's are the most likely ones;
+- a roll-out is a function of (seed, step, attempt, weights): starts, luck and exploration are drawn for all its copies
+  before a share of them is played, so that any number of players, each with its share, play the same copies;
+- an agent without anything to train is a policy, not values: its moves are drawn from it. Everybody else's are the most
+  likely ones;
 - an agent's last turn before a cut whose turn would not be next is left out: what it will see there, nobody knows yet.
 """
 
@@ -27,7 +30,8 @@ from nip_ray.seeding import generator
 
 @dataclass(frozen=True)
 class Explorer:
-    """One role of a roll-out. copies: in how many it explores. epsilon: its share of random moves. gamma: its discount per round."""
+    """One role of a roll-out. copies: in how many it explores. epsilon: its share of random moves. gamma: its discount
+    per round."""
 
     copies: int
     epsilon: float
@@ -36,7 +40,8 @@ class Explorer:
 
 @dataclass(frozen=True)
 class Exploration:
-    """A roll-out. step: before which gradient step. attempt: number of the roll-out among those of this step. explorers: by role.
+    """A roll-out. step: before which gradient step. attempt: number of the roll-out among those of this step.
+    explorers: by role.
 
     n_step: transitions in a row. bootstrap_cutoffs: see `DQNSettings`.
     """
@@ -54,7 +59,8 @@ class Exploration:
 
 
 class _Seat:
-    """An agent's place in a roll-out: turns what its network says into moves that are certain, and keeps what an explorer saw."""
+    """An agent's place in a roll-out: turns what its network says into moves that are certain, and keeps what an
+    explorer saw."""
 
     def __init__(
         self,
@@ -65,9 +71,11 @@ class _Seat:
         uniform_B2: Callable[[int], Tensor],
         gumbel_BW: Callable[[str, int, int], Tensor],
     ) -> None:
-        """epsilon_B: its share of random moves in the copies in which it explores, -1 elsewhere; None where it explores nowhere.
+        """epsilon_B: its share of random moves in the copies in which it explores, -1 elsewhere; None where it explores
+        nowhere.
 
-        uniform_B2: round -> numbers that exploration uses. gumbel_BW: agent, round, width -> noise that moves are drawn by.
+        uniform_B2: round -> numbers that exploration uses. gumbel_BW: agent, round, width -> noise that moves are drawn
+        by.
         """
         self.agent, self.network, self.play = agent, network, play
         self.epsilon_B, self.uniform_B2, self.gumbel_BW = epsilon_B, uniform_B2, gumbel_BW
@@ -104,10 +112,11 @@ class _Seat:
 def explore(
     play: BatchedPlay, networks: Mapping[str, nn.Module], plan: Exploration, seed: int, share: int = 0, shares: int = 1
 ) -> tuple[Rollout, dict[str, Rows]]:
-    """Play share number `share` of `shares` of a roll-out; returns what was played, and the transitions of each role that explored.
+    """Play share number `share` of `shares` of a roll-out; returns what was played, and the transitions of each role
+    that explored.
 
-    networks: agent -> network, in the mode that it is to play in. Rows are in the order of copies and rounds: those of all shares, one
-    after the other, are those of one share that is everything. A role without a turn has none.
+    networks: agent -> network, in the mode that it is to play in. Rows are in the order of copies and rounds: those of
+    all shares, one after the other, are those of one share that is everything. A role without a turn has none.
     """
     total, device = plan.copies, play.device
     first, last = total * share // shares, total * (share + 1) // shares
@@ -150,7 +159,11 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
     agent, gamma = seat.agent, plan.explorers[seat.agent].gamma
     index = play.protocol.agents.index(agent)
     turn_BR = rollout.turn_BRA[:, :, index] & (seat.epsilon_B >= 0)[:, None]
-    cut_B = rollout.cut_B if rollout.cut_B is not None and plan.bootstrap_cutoffs else torch.zeros_like(seat.epsilon_B, dtype=torch.bool)
+    cut_B = (
+        rollout.cut_B
+        if rollout.cut_B is not None and plan.bootstrap_cutoffs
+        else torch.zeros_like(seat.epsilon_B, dtype=torch.bool)
+    )
     own = own_transitions(rollout.reward_BRA[:, :, index], turn_BR, rollout.length_B, ~cut_B, gamma)
     # kept round by round, wanted in the order of copies, then rounds
     copies, when, seen, moves = zip(*seat.kept, strict=True)
@@ -172,7 +185,8 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
 def _after(
     play: BatchedPlay, agent: str, obs: Mapping[str, Tensor], next_N: Tensor, copy_N: Tensor, sees_N: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Observations to come: those of own turns, those after a cut where `sees_N`, and one of zeros for everybody else; and each row's."""
+    """Observations to come: those of own turns, those after a cut where `sees_N`, and one of zeros for everybody else;
+    and each row's."""
     cut_K = copy_N[sees_N]
     last = play.observe(agent, cut_K) if len(cut_K) else {}
     parts = {name: [part, *([last[name]] if last else []), torch.zeros_like(part[:1])] for name, part in obs.items()}

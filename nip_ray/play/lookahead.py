@@ -1,16 +1,20 @@
 """Provers that search in play: each message is tried against the current networks before one is said.
 
 Decisions that matter here:
-- what a message is worth is computed, not sampled: after it everybody says its likeliest words, deciders put off every decision, and their
-  probabilities of each verdict in each round give the expected pay. Of later turns of the same prover the network's own are assumed;
-- provers who speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium they play;
-- everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`; and silence, by those whom
-  a wrong verdict pays best: an attacker may be silent, and an honest prover, whose network always speaks, must not come to rely on it;
-- what was found is a distribution, and the network is taught all of it, not the message that was drawn, weighted by what is at stake.
+- what a message is worth is computed, not sampled: after it everybody says its likeliest words, deciders put off every
+  decision, and their probabilities of each verdict in each round give the expected pay. Of later turns of the same
+  prover the network's own are assumed;
+- provers who speak in one round choose together: their pay over all combinations is a matrix game, whose equilibrium
+  they play;
+- everything that may be said is tried, or the likeliest where that is more than `SearchSettings.candidates`; and
+  silence, by those whom a wrong verdict pays best: an attacker may be silent, and an honest prover, whose network
+  always speaks, must not come to rely on it;
+- what was found is a distribution, and the network is taught all of it, not the message that was drawn, weighted by
+  what is at stake.
 
-Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017; optimistic
-multiplicative weights, Rakhlin and Sridharan, "Optimization, learning, and games with predictable sequences", 2013, whose average
-strategies come to an equilibrium of a zero-sum game at the rate 1 / steps.
+Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017;
+optimistic multiplicative weights, Rakhlin and Sridharan, "Optimization, learning, and games with predictable
+sequences", 2013, whose average strategies come to an equilibrium of a zero-sum game at the rate 1 / steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +39,8 @@ _TRACE = 1e-6  # of a stake: what was taught differs from what was not by being 
 class Lookahead:
     """The search of one share of an iteration; called by `play_round`.
 
-    play: plays what is tried, of the same scenario. searches_B: (B,) bool, the copies in which `agents` search. noise: what they draw from
-    what they found.
+    play: plays what is tried, of the same scenario. searches_B: (B,) bool, the copies in which `agents` search. noise:
+    what they draw from what they found.
     """
 
     play: BatchedPlay
@@ -46,7 +50,8 @@ class Lookahead:
     settings: SearchSettings
 
     def __call__(self, play: BatchedPlay, players: Mapping[str, Player], asked: Asked) -> dict[str, Searched]:
-        """What those of `agents` say who have a turn now, in copies in which they search and their current network plays."""
+        """What those of `agents` say who have a turn now, in copies in which they search and their current network
+        plays."""
         speakers = [agent for agent in self.agents if agent in asked]
         if not speakers or play.round + 1 >= play.protocol.max_rounds:  # nobody would hear it
             return {}
@@ -55,7 +60,9 @@ class Lookahead:
         options = {agent: self._options(play, agent, players[agent], *asked[agent], each) for agent in speakers}
         valid_BX = options[speakers[0]].valid_BC
         for agent in speakers[1:]:
-            valid_BX = valid_BX[..., None] & options[agent].valid_BC.view(len(valid_BX), *[1] * (valid_BX.dim() - 1), -1)
+            valid_BX = valid_BX[..., None] & options[agent].valid_BC.view(
+                len(valid_BX), *[1] * (valid_BX.dim() - 1), -1
+            )
         searched_B = torch.stack([options[agent].searches_B for agent in speakers]).any(0)
         if not bool(searched_B.any()):
             return {}
@@ -70,7 +77,9 @@ class Lookahead:
             self._write(play, agent, said_KACM, options[agent].message_BCF[copy_K, option_K])
         pay_KA = self._pay(play, players, copy_K, said_KACM)
         pays = [pay_KA[:, play.protocol.agents.index(agent)] for agent in speakers]
-        chances = equilibrium(pays, copy_K, option_AK, [options[agent].valid_BC for agent in speakers], self.settings.temperature)
+        chances = equilibrium(
+            pays, copy_K, option_AK, [options[agent].valid_BC for agent in speakers], self.settings.temperature
+        )
         found = {}
         for player, (agent, chance_BC) in enumerate(zip(speakers, chances, strict=True)):
             pay_BC = _expected(player, pays[player], copy_K, option_AK, chances)
@@ -78,9 +87,11 @@ class Lookahead:
             found[agent] = self._found(play, asked[agent], options[agent], chance_BC, stake_B)
         return found
 
-    def _options(self, play: BatchedPlay, agent: str, player: Player, copy_N: Tensor, policy: Policy, most: int) -> "_Options":
-        """The messages that an agent tries: those that may be said, the likeliest first, and silence where a wrong verdict pays it best;
-        the likeliest alone where it does not search."""
+    def _options(
+        self, play: BatchedPlay, agent: str, player: Player, copy_N: Tensor, policy: Policy, most: int
+    ) -> "_Options":
+        """The messages that an agent tries: those that may be said, the likeliest first, and silence where a wrong
+        verdict pays it best; the likeliest alone where it does not search."""
         message_NCF, valid_NC = likeliest(policy, most)
         message_NCF = torch.cat([message_NCF, torch.full_like(message_NCF[:, :1], -1)], 1)
         seed_N, y_N = play.state.seed_B[copy_N], play.state.y_B[copy_N]
@@ -108,7 +119,9 @@ class Lookahead:
         """(K, A): what everybody may expect to be paid where this is said now in the copies `copy_K`."""
         protocol, parts = play.protocol, []
         amount_YVA = protocol.amounts_on(play.device)[0]
-        silent = {agent: replace(player, noise=None, edit=_undecided(protocol.undecided)) for agent, player in players.items()}
+        silent = {
+            agent: replace(player, noise=None, edit=_undecided(protocol.undecided)) for agent, player in players.items()
+        }
         active_BAC1 = play.active_BAC[..., None]
         for copy_L, said_LACM in zip(copy_K.split(_BATCH), said_KACM.split(_BATCH), strict=True):
             main_LRACM = play.main_BRACM[copy_L]
@@ -123,7 +136,9 @@ class Lookahead:
             parts.append(pay_LA)
         return torch.cat(parts)
 
-    def _found(self, play: BatchedPlay, asked: tuple[Tensor, Policy], options: "_Options", chance_BC: Tensor, stake_B: Tensor) -> Searched:
+    def _found(
+        self, play: BatchedPlay, asked: tuple[Tensor, Policy], options: "_Options", chance_BC: Tensor, stake_B: Tensor
+    ) -> Searched:
         """Draw one of the options by these chances, and teach all of them by what is at stake."""
         copy_N, policy = asked
         uniform_B = torch.rand(len(play.id_B), generator=self.noise, device=self.noise.device).to(chance_BC.device)
@@ -138,15 +153,17 @@ class Lookahead:
         spoken_NC = torch.where(valid_NC, chance_NC[:, :-1].clamp_min(_TRACE**2), 0.0)
         spoken_NC = spoken_NC / spoken_NC.sum(1, keepdim=True)
         taught_NFS = torch.zeros_like(policy.message)
-        taught_NFS.scatter_add_(2, spoken_NCF.transpose(1, 2), spoken_NC[:, None].expand(-1, spoken_NCF.shape[2], -1).contiguous())
+        taught_NFS.scatter_add_(
+            2, spoken_NCF.transpose(1, 2), spoken_NC[:, None].expand(-1, spoken_NCF.shape[2], -1).contiguous()
+        )
         taught_NFS *= (policy.speaks & searches_N[:, None])[..., None] * stake_B[copy_N, None, None]
         return Searched(torch.where(searches_N[:, None], message_NF, -1), silent_N, taught_NFS)
 
 
 @dataclass(frozen=True)
 class _Options:
-    """message_BCF: up to C messages in each copy, the last of them silence, of which `valid_BC` may be said. searches_B: where the agent
-    chooses among them."""
+    """message_BCF: up to C messages in each copy, the last of them silence, of which `valid_BC` may be said.
+    searches_B: where the agent chooses among them."""
 
     message_BCF: Tensor
     valid_BC: Tensor
@@ -154,12 +171,21 @@ class _Options:
 
 
 def lookahead(
-    play: BatchedPlay, settings: SearchSettings, agents: Sequence[str], share: float, copies: int, seed: int, iteration: int, worker: int
+    play: BatchedPlay,
+    settings: SearchSettings,
+    agents: Sequence[str],
+    share: float,
+    copies: int,
+    seed: int,
+    iteration: int,
+    worker: int,
 ) -> Lookahead:
     """The search of one worker's share of an iteration: of all that it draws `seed`, iteration and worker decide."""
     uniform_B = torch.rand(copies, generator=generator(seed, "who searches", iteration, worker))
     noise = generator(seed, "search", iteration, worker, device=play.device)
-    return Lookahead(BatchedPlay(play.scenario, str(play.device)), agents, (uniform_B < share).to(play.device), noise, settings)
+    return Lookahead(
+        BatchedPlay(play.scenario, str(play.device)), agents, (uniform_B < share).to(play.device), noise, settings
+    )
 
 
 def _undecided(code: int) -> Edit:
@@ -172,7 +198,8 @@ def _undecided(code: int) -> Edit:
 
 
 def likeliest(policy: Policy, most: int) -> tuple[Tensor, Tensor]:
-    """((N, C, F) the `most` likeliest messages of each of N turns, or all there are, the likeliest first; (N, C) which may be said).
+    """((N, C, F) the `most` likeliest messages of each of N turns, or all there are, the likeliest first; (N, C) which
+    may be said).
 
     A factor that is not in play has one symbol, 0. Exact: a message is no likelier than any beginning of it.
     """
@@ -193,8 +220,8 @@ def likeliest(policy: Policy, most: int) -> tuple[Tensor, Tensor]:
 
 
 def ends(chance_BRD: Tensor) -> Tensor:
-    """(B, D) the chances of each verdict and, last, of none over all rounds. chance_BRD: those of each round given that nobody has decided
-    before, 0 where nobody could."""
+    """(B, D) the chances of each verdict and, last, of none over all rounds. chance_BRD: those of each round given that
+    nobody has decided before, 0 where nobody could."""
     on_BR = torch.where(chance_BRD.sum(-1) > 0, chance_BRD[..., -1], 1.0).cumprod(1)
     before_BR = torch.cat([torch.ones_like(on_BR[:, :1]), on_BR[:, :-1]], 1)
     return torch.cat([(before_BR[..., None] * chance_BRD[..., :-1]).sum(1), on_BR[:, -1:]], 1)
@@ -205,10 +232,10 @@ def equilibrium(
 ) -> list[Tensor]:
     """The chances (B, C) with which each player chooses among its options in B games.
 
-    pays: player -> (K,) what it is paid at each combination; copy_K: of which game that is; options: player -> (K,) its option there;
-    valids: player -> (B, C) bool, which options it has. Where one player alone has a choice: the softmax of pay / temperature. Where
-    several have: the average of optimistic multiplicative weights after the first third of the steps, where each step also draws
-    strategies towards the uniform one, near what that temperature does.
+    pays: player -> (K,) what it is paid at each combination; copy_K: of which game that is; options: player -> (K,) its
+    option there; valids: player -> (B, C) bool, which options it has. Where one player alone has a choice: the softmax
+    of pay / temperature. Where several have: the average of optimistic multiplicative weights after the first third of
+    the steps, where each step also draws strategies towards the uniform one, near what that temperature does.
     """
     choices_PB = torch.stack([valid.sum(1) for valid in valids])
     alone_B = (choices_PB > 1).sum(0) <= 1
@@ -230,7 +257,9 @@ def equilibrium(
     return [torch.where(alone_B[:, None], lone, own) for lone, own in zip(softmaxes, averages, strict=True)]
 
 
-def _expected(player: int, pay_K: Tensor, copy_K: Tensor, options: Sequence[Tensor], chances: Sequence[Tensor]) -> Tensor:
+def _expected(
+    player: int, pay_K: Tensor, copy_K: Tensor, options: Sequence[Tensor], chances: Sequence[Tensor]
+) -> Tensor:
     """(B, C) what `player` may expect of each of its options where the others choose by `chances`."""
     weight_K = torch.ones_like(pay_K)
     for other, option_K in enumerate(options):
@@ -255,6 +284,7 @@ def _softmax(pay_K: Tensor, option_K: Tensor, valid_BC: Tensor, copy_K: Tensor, 
 def _span(pay_K: Tensor, copy_K: Tensor, count: int) -> Tensor:
     """(B, 1): by how much a player's pay differs over the combinations of each game."""
     most_and_least = [
-        torch.zeros(count, device=pay_K.device).scatter_reduce(0, copy_K, pay_K, how, include_self=False) for how in ("amax", "amin")
+        torch.zeros(count, device=pay_K.device).scatter_reduce(0, copy_K, pay_K, how, include_self=False)
+        for how in ("amax", "amin")
     ]
     return (most_and_least[0] - most_and_least[1]).clamp_min(1e-9)[:, None]

@@ -1,12 +1,15 @@
-"""Attack by search: a prover that tries its messages against the frozen verifier, about the very instance, before it says one.
+"""Attack by search: a prover that tries its messages against the frozen verifier, about the very instance, before it
+says one.
 
 Decisions that matter here:
-- a plan is what attackers will say, place by place (agent, round, symbol). One place after the other is tried with everything that can be
-  said there, and the plans that bring the verifier nearest to the wanted verdict are kept, as many as the tries that are left allow (a
-  beam search); all places again, while it helps. So with tries enough everything that can be said is said;
-- a try is a dialogue with the frozen verifier, and they are counted for each instance. The first that fools it ends the search there;
-- where nothing is planned, attackers say their likeliest words. So the search goes on from a trained attacker, and tries first what that
-  thinks likely;
+- a plan is what attackers will say, place by place (agent, round, symbol). One place after the other is tried with
+  everything that can be said there, and the plans that bring the verifier nearest to the wanted verdict are kept, as
+  many as the tries that are left allow (a beam search); all places again, while it helps. So with tries enough
+  everything that can be said is said;
+- a try is a dialogue with the frozen verifier, and they are counted for each instance. The first that fools it ends the
+  search there;
+- where nothing is planned, attackers say their likeliest words. So the search goes on from a trained attacker, and
+  tries first what that thinks likely;
 - an attacker who chooses its side (`Protocol.chooser`) tries both, which is one more place.
 """
 
@@ -26,7 +29,8 @@ _FREE, _SILENT = -2, -1  # in a plan: whatever the network likes, nothing
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is said: by whom, in which round, in which factor of its message (None: the side that it chooses)."""
+    """Where something is said: by whom, in which round, in which factor of its message (None: the side that it
+    chooses)."""
 
     agent: str
     round: int
@@ -35,8 +39,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Found:
-    """plan_BP: the best plans. wrong_B, fooled_B: (B,) int64, after how many tries the verdict was not the right one, and was the one that
-    is wanted; 0 if never."""
+    """plan_BP: the best plans. wrong_B, fooled_B: (B,) int64, after how many tries the verdict was not the right one,
+    and was the one that is wanted; 0 if never."""
 
     plan_BP: Tensor
     wrong_B: Tensor
@@ -59,8 +63,9 @@ def _places(protocol: Protocol, attackers: Sequence[str], message_size: int) -> 
 
 @dataclass
 class _Progress:
-    """How far the search is. used_B: tries so far. wrong_B, fooled_B: see `Found`. K plans are kept, those of an instance side by side, the
-    best first: copy_K: of which instance. plan_KP: what is said at each place. score_K: what that comes to."""
+    """How far the search is. used_B: tries so far. wrong_B, fooled_B: see `Found`. K plans are kept, those of an
+    instance side by side, the best first: copy_K: of which instance. plan_KP: what is said at each place. score_K: what
+    that comes to."""
 
     id_B: Tensor
     seed_B: Tensor
@@ -74,9 +79,11 @@ class _Progress:
 
 @dataclass
 class MessageSearch:
-    """Attackers who search. attackers: agent -> network. defenders: makes who plays for all others, for every play anew.
+    """Attackers who search. attackers: agent -> network. defenders: makes who plays for all others, for every play
+    anew.
 
-    wanted: verdict. tries: of each instance at most. sampled: whether verdicts are drawn, so that their chances alone count.
+    wanted: verdict. tries: of each instance at most. sampled: whether verdicts are drawn, so that their chances alone
+    count.
     """
 
     play: BatchedPlay
@@ -106,13 +113,15 @@ class MessageSearch:
                 return Found(now.plan_KP[first_B], now.wrong_B, now.fooled_B)
 
     def _try(self, now: _Progress, number: int) -> None:
-        """Try everything at one place of the plans kept, where the verifier is not fooled yet and tries are left, and keep the best."""
+        """Try everything at one place of the plans kept, where the verifier is not fooled yet and tries are left, and
+        keep the best."""
         open_N = ((now.fooled_B == 0) & (now.used_B < self.tries))[now.copy_K].nonzero().flatten()
         if not len(open_N):
             return
         copy_N, plan_NP = now.copy_K[open_N], now.plan_KP[open_N]
         _, option_NO = self._played(plan_NP, now.id_B[copy_N], now.seed_B[copy_N], self.places[number])
-        said_N = torch.where(plan_NP[:, number] == _FREE, option_NO[:, 0], plan_NP[:, number])  # the network's own choice stands first
+        # the network's own choice stands first
+        said_N = torch.where(plan_NP[:, number] == _FREE, option_NO[:, 0], plan_NP[:, number])
         new_NO = (option_NO != _FREE) & (option_NO != said_N[:, None])
         row_L, column_L = new_NO.nonzero(as_tuple=True)
         after_L = now.used_B[copy_N[row_L]] + 1 + _ranks(copy_N[row_L])
@@ -131,12 +140,17 @@ class MessageSearch:
         self._keep(now, number, copy_L, plan_LP, self._score(staged))
 
     def _keep(self, now: _Progress, number: int, copy_L: Tensor, plan_LP: Tensor, score_L: Tensor) -> None:
-        """Of the plans kept and new ones the best of each instance: as many as there are tries for at the places that follow."""
+        """Of the plans kept and new ones the best of each instance: as many as there are tries for at the places that
+        follow."""
         copy_K, score_K = torch.cat([now.copy_K, copy_L]), torch.cat([now.score_K, score_L])
         order_K = score_K.argsort(dim=0, descending=True, stable=True)
         order_K = order_K[copy_K[order_K].argsort(dim=0, stable=True)]
         ahead = len(self.places) - 1 - number
-        width_B = (self.tries - now.used_B) // max(1, ahead * self.play.scenario.num_symbols) if ahead else torch.ones_like(now.used_B)
+        width_B = (
+            (self.tries - now.used_B) // max(1, ahead * self.play.scenario.num_symbols)
+            if ahead
+            else torch.ones_like(now.used_B)
+        )
         order_K = order_K[_ranks(copy_K[order_K]) < width_B.clamp_min(1)[copy_K[order_K]]]
         now.copy_K, now.score_K = copy_K[order_K], score_K[order_K]
         now.plan_KP = torch.cat([now.plan_KP, plan_LP])[order_K]
@@ -145,8 +159,11 @@ class MessageSearch:
         """The dialogues in which attackers keep to these plans."""
         return self._played(plan_BP, id_B.to(self.play.device), seed_B.to(self.play.device))[0]
 
-    def _played(self, plan_NP: Tensor, id_N: Tensor, seed_N: Tensor, asked: Place | None = None) -> tuple[Staged, Tensor]:
-        """(dialogues by these plans, (N, O) what can be said at `asked`: likeliest first, silence last, filled up with `_FREE`)."""
+    def _played(
+        self, plan_NP: Tensor, id_N: Tensor, seed_N: Tensor, asked: Place | None = None
+    ) -> tuple[Staged, Tensor]:
+        """(dialogues by these plans, (N, O) what can be said at `asked`: likeliest first, silence last, filled up with
+        `_FREE`)."""
         parts, options, defenders = [], [], self.defenders()
         for first in range(0, len(id_N), BATCH):
             here = slice(first, first + BATCH)
@@ -158,7 +175,11 @@ class MessageSearch:
 
     def _edit(self, plan_NP: Tensor, asked: Place | None) -> tuple[Edit, Tensor]:
         """What has attackers keep to their plans, and where it notes what can be said at `asked`."""
-        width = self.play.protocol.undecided + 1 if asked is None or asked.factor is None else self.play.scenario.num_symbols + 1
+        width = (
+            self.play.protocol.undecided + 1
+            if asked is None or asked.factor is None
+            else self.play.scenario.num_symbols + 1
+        )
         option_NO = torch.full((len(plan_NP), width), _FREE, device=plan_NP.device)
 
         def edit(turn: Turn) -> Action:
@@ -171,7 +192,9 @@ class MessageSearch:
                 if place.factor is None:
                     likely_K = turn.action["decision"]
                     if place == asked:
-                        others = [torch.where(likely_K == side, _FREE, side) for side in range(self.play.protocol.undecided)]
+                        others = [
+                            torch.where(likely_K == side, _FREE, side) for side in range(self.play.protocol.undecided)
+                        ]
                         option_NO[turn.copy_N] = torch.stack([likely_K, *others], 1)
                     action["decision"] = torch.where(free_K, likely_K, planned_K)
                     continue
@@ -186,12 +209,14 @@ class MessageSearch:
         return edit, option_NO
 
     def _reached(self, staged: Staged) -> tuple[Tensor, Tensor]:
-        """(B,) bool: a verdict that is not the right one, and the wanted one. Never of drawn verdicts, which are not known beforehand."""
+        """(B,) bool: a verdict that is not the right one, and the wanted one. Never of drawn verdicts, which are not
+        known beforehand."""
         verdict_B = staged.rollout.verdict_B
         return (verdict_B != staged.rollout.y_B) & (not self.sampled), (verdict_B == self.wanted) & (not self.sampled)
 
     def _score(self, staged: Staged) -> Tensor:
-        """(B,) the wanted verdict above none, none above the right one; among equals the wanted one's chances, summed over the rounds."""
+        """(B,) the wanted verdict above none, none above the right one; among equals the wanted one's chances, summed
+        over the rounds."""
         pay_B = staged.towards_BR(self.wanted).sum(1)
         verdict_B = staged.rollout.verdict_B
         rank_B = 2.0 * (verdict_B == self.wanted) + 1.0 * (verdict_B == self.play.protocol.undecided)

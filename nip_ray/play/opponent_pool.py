@@ -1,15 +1,18 @@
-"""Which earlier checkpoints are kept as opponents, how well an agent does against each, and which of them it meets next.
+"""Which earlier checkpoints are kept as opponents, how well an agent does against each, and which of them it meets
+next.
 
 Decisions that matter here:
-- a snapshot is known by its iteration: how many iterations its agents had learned. Whoever plays keeps the weights, this keeps the books;
-- what is drawn is a function of seed, purpose (iteration, share) and books, and the books are plain JSON: a resume continues exactly;
-- a win rate is a mean return on the scale between the least and the greatest that the agent has had in an episode: where episodes are won
-  or lost that is the share of wins, and no game needs to say what a win is. A snapshot that was never met counts as one half, by one
-  imagined episode;
+- a snapshot is known by its iteration: how many iterations its agents had learned. Whoever plays keeps the weights,
+  this keeps the books;
+- what is drawn is a function of seed, purpose (iteration, share) and books, and the books are plain JSON: a resume
+  continues exactly;
+- a win rate is a mean return on the scale between the least and the greatest that the agent has had in an episode:
+  where episodes are won or lost that is the share of wins, and no game needs to say what a win is. A snapshot that was
+  never met counts as one half, by one imagined episode;
 - kept snapshots stay spread over all of training: see `thinned`.
 
-Source of the priorities: Vinyals et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning", 2019
-(prioritised fictitious self-play).
+Source of the priorities: Vinyals et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning",
+2019 (prioritised fictitious self-play).
 """
 
 import random
@@ -38,11 +41,13 @@ class OpponentPool:
     def __init__(self, settings: OpponentSettings, seed: int) -> None:
         self.settings, self.seed = settings, seed
         self.snapshots: list[int] = []
-        self._results: dict[str, dict[int, tuple[float, float]]] = {}  # agent -> snapshot -> (decayed number of episodes, of returns)
+        # agent -> snapshot -> (decayed number of episodes, of returns)
+        self._results: dict[str, dict[int, tuple[float, float]]] = {}
         self._range: dict[str, tuple[float, float]] = {}  # agent -> least and greatest return of an episode
 
     def due(self, iteration: int) -> bool:
-        """Whether a snapshot is to be taken now that so many iterations are done. First weights are none: they have learned nothing."""
+        """Whether a snapshot is to be taken now that so many iterations are done. First weights are none: they have
+        learned nothing."""
         return iteration > 0 and iteration % self.settings.every == 0 and iteration not in self.snapshots
 
     def add(self, iteration: int) -> list[int]:
@@ -58,7 +63,8 @@ class OpponentPool:
         return dropped
 
     def draw(self, agent: str, count: int, *purpose: str | int) -> list[int]:
-        """`count` snapshots for `agent`, drawn with replacement. purpose: what tells this draw from others. Empty where there is none."""
+        """`count` snapshots for `agent`, drawn with replacement. purpose: what tells this draw from others. Empty where
+        there is none."""
         if not self.snapshots:
             return []
         chances = random.Random(stable_seed(self.seed, "opponents", agent, *purpose))
@@ -87,7 +93,8 @@ class OpponentPool:
         return weights if sum(weights) > 0 else [1.0] * len(self.snapshots)
 
     def record(self, agent: str, snapshot: int, returns: Sequence[float]) -> None:
-        """Take in what `agent` was paid in each of its episodes against a snapshot (one that is no longer kept is left out)."""
+        """Take in what `agent` was paid in each of its episodes against a snapshot (one that is no longer kept is left
+        out)."""
         self.saw(agent, returns)
         if snapshot not in self.snapshots or not returns:
             return
@@ -96,7 +103,8 @@ class OpponentPool:
         own[snapshot] = decay * count + len(returns), decay * total + sum(returns)
 
     def record_all(self, met: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Any]:
-        """`record` for each agent and snapshot that it met in an iteration; returns the figures of the iteration (docs/metrics.md)."""
+        """`record` for each agent and snapshot that it met in an iteration; returns the figures of the iteration
+        (docs/metrics.md)."""
         figures: dict[str, Any] = {"opponents/snapshots": len(self.snapshots)}
         for agent, own in met.items():
             for number in sorted(own):
@@ -106,7 +114,8 @@ class OpponentPool:
             figures |= {
                 f"opponents/{agent}/episodes": total,
                 f"opponents/{agent}/return": sum(map(sum, own.values())) / total,
-                f"opponents/{agent}/win_rate": sum(self.win_rate(agent, number) * n for number, n in episodes.items()) / total,
+                f"opponents/{agent}/win_rate": sum(self.win_rate(agent, number) * n for number, n in episodes.items())
+                / total,
                 f"opponents/{agent}/met": " ".join(f"{number}:{n}" for number, n in episodes.items()),
             }
         return figures
@@ -126,8 +135,14 @@ class OpponentPool:
 
     def state(self) -> dict[str, Any]:
         """All that the next draws depend on, as plain JSON."""
-        results = {agent: {str(number): list(pair) for number, pair in own.items()} for agent, own in self._results.items()}
-        return {"snapshots": list(self.snapshots), "results": results, "range": {agent: list(pair) for agent, pair in self._range.items()}}
+        results = {
+            agent: {str(number): list(pair) for number, pair in own.items()} for agent, own in self._results.items()
+        }
+        return {
+            "snapshots": list(self.snapshots),
+            "results": results,
+            "range": {agent: list(pair) for agent, pair in self._range.items()},
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
@@ -140,8 +155,8 @@ class OpponentPool:
 
 
 def thinned(iterations: Sequence[int], size: int) -> list[int]:
-    """At most `size` (2 or more) of increasing iterations, spread over all of them: as long as there are more, the one goes whose
-    neighbours are closest to each other (of several the oldest), so the first and the last stay.
+    """At most `size` (2 or more) of increasing iterations, spread over all of them: as long as there are more, the one
+    goes whose neighbours are closest to each other (of several the oldest), so the first and the last stay.
 
     Done whenever one comes in, at even intervals, this leaves no gap of more than twice the mean one.
     """

@@ -18,7 +18,8 @@ _TINY = 1e-30
 
 
 def judged(protocol: Protocol, rollout: Rollout) -> dict[str, Rollout]:
-    """Who judges -> the rollout as judged by it: by `VERDICT` as it is, by each member of a panel as if its vote were the verdict."""
+    """Who judges -> the rollout as judged by it: by `VERDICT` as it is, by each member of a panel as if its vote were
+    the verdict."""
     members = protocol.panel.members if protocol.panel is not None else ()
     assert not members or rollout.vote_BM is not None
     return {VERDICT: rollout} | {
@@ -28,11 +29,13 @@ def judged(protocol: Protocol, rollout: Rollout) -> dict[str, Rollout]:
 
 
 def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor, grade_BM: Tensor | None = None) -> Tensor:
-    """(B, 3) the chances of the verdicts reject and accept, and of none, in a round in which members vote independently of one another.
+    """(B, 3) the chances of the verdicts reject and accept, and of none, in a round in which members vote independently
+    of one another.
 
-    chance_BM3: of each member's reject, accept and continue; certain of one that has voted before. last_B: (B,) bool, whether the rounds
-    run out. grade_BM: the probability of acceptance that each states if it votes, which the rule "mean" wants. Exact: under the mean the
-    chances of all sets of members who vote, else of all numbers of votes for either side, added one member at a time.
+    chance_BM3: of each member's reject, accept and continue; certain of one that has voted before. last_B: (B,) bool,
+    whether the rounds run out. grade_BM: the probability of acceptance that each states if it votes, which the rule
+    "mean" wants. Exact: under the mean the chances of all sets of members who vote, else of all numbers of votes for
+    either side, added one member at a time.
     """
     found_B3 = torch.zeros_like(chance_BM3[:, 0])
     if panel.rule == "mean":
@@ -49,7 +52,9 @@ def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor, grade_BM: Te
     table_BKL = chance_BM3.new_zeros(batch, members + 1, members + 1)  # by votes to accept and to reject
     table_BKL[:, 0, 0] = 1
     for place in range(members):
-        reject_B11, accept_B11, none_B11 = (chance_BM3[:, place, code, None, None] for code in (REJECT, ACCEPT, CONTINUE))
+        reject_B11, accept_B11, none_B11 = (
+            chance_BM3[:, place, code, None, None] for code in (REJECT, ACCEPT, CONTINUE)
+        )
         more_BKL = table_BKL * none_B11
         more_BKL[:, 1:] += table_BKL[:, :-1] * accept_B11
         more_BKL[:, :, 1:] += table_BKL[:, :, :-1] * reject_B11
@@ -65,9 +70,11 @@ def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor, grade_BM: Te
     return found_B3
 
 
-def chances_of_panel(protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """((B, R, 3) the chances of the panel's verdicts in each round, given who had voted what before, 0 where nobody could vote; and, under
-    the mean, (B,) the verdict as a probability of acceptance, NaN where nobody voted).
+def chances_of_panel(
+    protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """((B, R, 3) the chances of the panel's verdicts in each round, given who had voted what before, 0 where nobody
+    could vote; and, under the mean, (B,) the verdict as a probability of acceptance, NaN where nobody voted).
 
     chance_BR3: member -> its chances in each round, 0 where it could not vote.
     """
@@ -80,7 +87,9 @@ def chances_of_panel(protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[s
     for r in range(rollout.num_rounds):
         may_BM = chance_BRM3[:, r].sum(-1) > 0
         now_BM3 = torch.where(may_BM[..., None], chance_BRM3[:, r], before_BM3)
-        accept_BM = chance_BRM3[:, r, :, ACCEPT] / (chance_BRM3[:, r, :, ACCEPT] + chance_BRM3[:, r, :, REJECT]).clamp_min(_TINY)
+        accept_BM = chance_BRM3[:, r, :, ACCEPT] / (
+            chance_BRM3[:, r, :, ACCEPT] + chance_BRM3[:, r, :, REJECT]
+        ).clamp_min(_TINY)
         grade_BM = torch.where(may_BM, accept_BM, stated_BM)
         last_B = torch.full_like(rollout.id_B, r == rollout.num_rounds - 1, dtype=torch.bool)
         found_BR3[:, r] = panel_chances(panel, now_BM3, last_B, grade_BM) * may_BM.any(1, keepdim=True)

@@ -2,9 +2,11 @@
 
 Decisions that matter here:
 - observations are not kept; they are rebuilt from ids and tokens where they are needed;
-- in a game with positions (`GameRules`) a position is a pure function of id and tokens, too (`position_at` replays them). Play carries it
-  along, and learning walks through a game once (`views_along`), which only saves the work of replaying in every round;
-- copies in which nobody has spoken stay as they are and are paid nothing: that is how ended copies look, and rounds yet to come.
+- in a game with positions (`GameRules`) a position is a pure function of id and tokens, too (`position_at` replays
+  them). Play carries it along, and learning walks through a game once (`views_along`), which only saves the work of
+  replaying in every round;
+- copies in which nobody has spoken stay as they are and are paid nothing: that is how ended copies look, and rounds yet
+  to come.
 """
 
 from abc import ABC, abstractmethod
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
 Position = TypeVar("Position")
 
 Rows = dict[str, Tensor]
-"""N transitions: "obs_..." and "next_obs_..." for each part of an observation, "action" (N,) int64, "reward" and "discount" (N,)."""
+"""N transitions: "obs_..." and "next_obs_..." for each part of an observation, "action" (N,) int64, "reward" and
+"discount" (N,)."""
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What was said in N copies, as tokens: (N, R, A, C, M) int64, -1 where nothing was said; `linear` likewise, or None."""
+    """What was said in N copies, as tokens: (N, R, A, C, M) int64, -1 where nothing was said; `linear` likewise, or
+    None."""
 
     main: Tensor
     linear: Tensor | None = None
@@ -56,7 +60,8 @@ class GameRules(ABC, Generic[Position]):
 
     @abstractmethod
     def advance(self, position: Position, said_BACM: Tensor) -> tuple[Position, Judgement]:
-        """The position after one protocol round in which `said_BACM` was said (-1: nothing), what that pays, and which games it ends."""
+        """The position after one protocol round in which `said_BACM` was said (-1: nothing), what that pays, and which
+        games it ends."""
 
     @abstractmethod
     def select(self, position: Position, index_N: Tensor) -> Position:
@@ -77,9 +82,16 @@ def position_at(rules: GameRules[Position], id_N: Tensor, said: Dialogue) -> Pos
 
 
 def views_along(
-    rules: GameRules[Position], agent: str, id_B: Tensor, seed_B: Tensor, said: Dialogue, copy_N: Tensor, round_N: Tensor
+    rules: GameRules[Position],
+    agent: str,
+    id_B: Tensor,
+    seed_B: Tensor,
+    said: Dialogue,
+    copy_N: Tensor,
+    round_N: Tensor,
 ) -> dict[str, Tensor]:
-    """What `agent` saw in the copies `copy_N` before the rounds `round_N` (each (N,)), N at least 1, by one walk through B games."""
+    """What `agent` saw in the copies `copy_N` before the rounds `round_N` (each (N,)), N at least 1, by one walk
+    through B games."""
     position, parts, places = rules.start(id_B), [], []
     last = int(round_N.max())
     for r in range(last + 1):
@@ -105,15 +117,15 @@ class Rollout:
     reward_BRA: rewards. log_prob_BRA: log-probability of what was done, 0 outside turns. length_B: rounds played.
     verdict_B: the verifier's decision that counted, `Protocol.undecided` if the copy ended without one.
     simulation_BR2: under zero knowledge, how far the
-    simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no turn; else None.
-    cut_B: under a protocol that `cuts`, bool, the rounds ran out before the game was over; else None.
-    vote_BM: int64, what each member of a panel voted, 2 where it did not; None without a panel.
-    version_BA: int64, the iteration of the snapshot that played an agent, -1 where its current network did; None where all did. Only what
-    current networks did is learned from.
-    taught_BRAFS: where provers searched (`play.lookahead`), the distribution over the S symbols of each message factor that the search came
-    to, times what is at stake (`learning.verdicts.stakes`), zero elsewhere; None where nobody did. pay_BRMD: what each of M deciders would
-    have been paid at once for each of its D decisions, all else being as it was, NaN where that is not known yet or no decision counted;
-    None where it was not asked for.
+    simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no
+    turn; else None. cut_B: under a protocol that `cuts`, bool, the rounds ran out before the game was over; else None.
+    vote_BM: int64, what each member of a panel voted, 2 where it did not; None without a panel. version_BA: int64, the
+    iteration of the snapshot that played an agent, -1 where its current network did; None where all did. Only what
+    current networks did is learned from. taught_BRAFS: where provers searched (`play.lookahead`), the distribution over
+    the S symbols of each message factor that the search came to, times what is at stake (`learning.verdicts.stakes`),
+    zero elsewhere; None where nobody did. pay_BRMD: what each of M deciders would have been paid at once for each of
+    its D decisions, all else being as it was, NaN where that is not known yet or no decision counted; None where it was
+    not asked for.
     """
 
     id_B: Tensor
@@ -184,16 +196,18 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
     if len(rollouts) == 1:
         return rollouts[0]
     parts: dict[str, Any] = {f.name: [getattr(rollout, f.name) for rollout in rollouts] for f in fields(Rollout)}
-    return replace(rollouts[0], **{name: None if values[0] is None else torch.cat(values) for name, values in parts.items()})
+    return replace(
+        rollouts[0], **{name: None if values[0] is None else torch.cat(values) for name, values in parts.items()}
+    )
 
 
 @dataclass(frozen=True)
 class AgentRows:
     """One agent's N own turns in a rollout of B copies, ordered by copy and round; those of its snapshots are left out.
 
-    copy_N, round_N: where each row stands. obs: observations, each (N, ...). action: what was done. log_prob_N: its log-probability
-    when it was done. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn. taught_NFS, pay_ND: of these rows, see
-    `Rollout`; None where there is none of this agent.
+    copy_N, round_N: where each row stands. obs: observations, each (N, ...). action: what was done. log_prob_N: its
+    log-probability when it was done. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn.
+    taught_NFS, pay_ND: of these rows, see `Rollout`; None where there is none of this agent.
     """
 
     agent: str
@@ -226,7 +240,8 @@ class AgentRows:
         return {key: value.index_select(0, row_K) for key, value in self.action.items()}
 
     def beside(self, other: "AgentRows", copy_K: Tensor) -> tuple[Tensor, Tensor]:
-        """(N',) int64 each: rows of this agent and of `other` in the same copies and rounds, for the turns that both had in some copies."""
+        """(N',) int64 each: rows of this agent and of `other` in the same copies and rounds, for the turns that both
+        had in some copies."""
         mine, its = self.row_BR[copy_K], other.row_BR[copy_K]
         both = (mine >= 0) & (its >= 0)
         return mine[both], its[both]
@@ -242,7 +257,12 @@ def live_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> AgentRows:
 
     For critics that judge every round. The action of a row in which it had no turn means nothing.
     """
-    return _rows(scenario, rollout, agent, torch.arange(rollout.num_rounds, device=rollout.id_B.device) < rollout.length_B[:, None])
+    return _rows(
+        scenario,
+        rollout,
+        agent,
+        torch.arange(rollout.num_rounds, device=rollout.id_B.device) < rollout.length_B[:, None],
+    )
 
 
 def _rows(scenario: "Scenario", rollout: Rollout, agent: str, where_BR: Tensor) -> AgentRows:
@@ -264,11 +284,14 @@ def _rows(scenario: "Scenario", rollout: Rollout, agent: str, where_BR: Tensor) 
         taught_NFS = rollout.taught_BRAFS[copy_N, round_N, index, : action["message"].shape[1]]
     if rollout.pay_BRMD is not None and agent in protocol.verifiers:
         pay_ND = rollout.pay_BRMD[copy_N, round_N, protocol.verifiers.index(agent)]
-    return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR, taught_NFS, pay_ND)
+    return AgentRows(
+        agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR, taught_NFS, pay_ND
+    )
 
 
 def final_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """(copies K, observations of `agent` there after the last round), for copies that were cut off where its turn would have come next.
+    """(copies K, observations of `agent` there after the last round), for copies that were cut off where its turn would
+    have come next.
 
     Whoever would not have moved next may have nothing to see there yet: what the other is about to say.
     """
@@ -281,7 +304,9 @@ def final_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> tuple[Tens
     return copy_K, _observations(scenario, rollout, agent, copy_K, rollout.length_B[copy_K]) if len(copy_K) else {}
 
 
-def _observations(scenario: "Scenario", rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor) -> dict[str, Tensor]:
+def _observations(
+    scenario: "Scenario", rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor
+) -> dict[str, Tensor]:
     """What `agent` saw in these copies before these rounds."""
     if scenario.rules is not None and len(copy_N):
         return views_along(scenario.rules, agent, rollout.id_B, rollout.seed_B, rollout.dialogue, copy_N, round_N)
@@ -292,8 +317,8 @@ def _observations(scenario: "Scenario", rollout: Rollout, agent: str, copy_N: Te
 class RolloutSamples:
     """B complete episodes from one env runner. Slicing is over copies, so that all agents of a copy stay together.
 
-    worker: the index of the runner whose share this is (0 for the local one). rows: of a roll-out with exploration, the transitions of
-    each role that explored; they stay as they are when copies are sliced.
+    worker: the index of the runner whose share this is (0 for the local one). rows: of a roll-out with exploration, the
+    transitions of each role that explored; they stay as they are when copies are sliced.
     """
 
     def __init__(self, rollout: Rollout, worker: int, rows: dict[str, Rows] | None = None) -> None:

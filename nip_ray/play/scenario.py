@@ -13,7 +13,8 @@ from nip_ray.protocols import Judgement, Protocol
 
 
 def columns(places: Sequence[int]) -> slice | list[int]:
-    """`places` as an index: a slice where they are evenly spaced, which copies nothing and takes no tensor to the device."""
+    """`places` as an index: a slice where they are evenly spaced, which copies nothing and takes no tensor to the
+    device."""
     step = places[1] - places[0] if len(places) > 1 else 1
     even = step > 0 and all(after - before == step for before, after in itertools.pairwise(places))
     return slice(places[0] if places else 0, places[-1] + 1 if places else 0, step) if even else list(places)
@@ -23,11 +24,11 @@ class Scenario(ABC):
     """A task: its instances, what an agent observes of one, and the networks that play it.
 
     Instances of all splits stand in one table, so that an id alone determines an observation in any process.
-    protocol: who plays. num_symbols: S, main-message alphabet. message_size: M symbols a message. linear_symbols: size of the
-    linear alphabet (0: none). label_I: (I,) int64 labels by id. held_out: whether no instance of "test" is one of "train"; without it
-    nothing is claimed of instances that nobody was trained with. rules: of a game with positions, which then judge it; None elsewhere.
-    num_train: the ids below it are those of training, the others are held out; None: all instances are in both splits. tables: the
-    attributes that are tensors to be moved to a device.
+    protocol: who plays. num_symbols: S, main-message alphabet. message_size: M symbols a message. linear_symbols: size
+    of the linear alphabet (0: none). label_I: (I,) int64 labels by id. held_out: whether no instance of "test" is one
+    of "train"; without it nothing is claimed of instances that nobody was trained with. rules: of a game with
+    positions, which then judge it; None elsewhere. num_train: the ids below it are those of training, the others are
+    held out; None: all instances are in both splits. tables: the attributes that are tensors to be moved to a device.
     """
 
     name: str
@@ -44,21 +45,25 @@ class Scenario(ABC):
     def ids(self, split: str) -> Tensor:
         """(I,) int64 ids of the instances of "train" or "test"."""
         id_I = torch.arange(len(self.label_I), device=self.label_I.device)
-        return id_I if self.num_train is None else id_I[: self.num_train] if split == "train" else id_I[self.num_train :]
+        return (
+            id_I if self.num_train is None else id_I[: self.num_train] if split == "train" else id_I[self.num_train :]
+        )
 
     @abstractmethod
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """What `agent` sees at the start of `round_N`: a pure function of ids, messages of earlier rounds, round and episode seed.
+        """What `agent` sees at the start of `round_N`: a pure function of ids, messages of earlier rounds, round and
+        episode seed.
 
-        Besides the scenario's own entries it holds "round" (N,), "speaks" (N, F) and "may_decide" (N,); see `turn_masks`.
+        Besides the scenario's own entries it holds "round" (N,), "speaks" (N, F) and "may_decide" (N,); see
+        `turn_masks`.
         """
 
     @abstractmethod
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """A fresh network for `agent`, initialised from `seed`.
 
-        It has ``forward(obs, want_policy, want_value) -> (Policy | None, value_N | None)``, ``groups() -> list[ParameterGroup]`` and
-        ``body()``, the part that the policy reads, whose weights pretraining hands over.
+        It has ``forward(obs, want_policy, want_value) -> (Policy | None, value_N | None)``, ``groups() ->
+        list[ParameterGroup]`` and ``body()``, the part that the policy reads, whose weights pretraining hands over.
         """
 
     def to(self, device: str) -> Self:
@@ -68,11 +73,13 @@ class Scenario(ABC):
         return self
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor | None:
-        """(N, F, S) bool: which symbols `agent` may say in the message factors that are in play; None: all. obs: of `observe`."""
+        """(N, F, S) bool: which symbols `agent` may say in the message factors that are in play; None: all. obs: of
+        `observe`."""
         return obs["legal"][:, None].bool() if "legal" in obs else None
 
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
-        """Without a verifier and without `rules`: what the round `round_B`, whose moves stand in `said`, pays, and which games it ends."""
+        """Without a verifier and without `rules`: what the round `round_B`, whose moves stand in `said`, pays, and
+        which games it ends."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
     def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
@@ -82,50 +89,60 @@ class Scenario(ABC):
         raise NotImplementedError(f"{type(self).__name__} measures no estimates")
 
     def group_I(self) -> Mapping[str, Tensor]:
-        """Named integer labels by id (I,) over which evaluation also reports: a Weisfeiler-Leman score, a difficulty."""
+        """Named integer labels by id (I,) over which evaluation also reports: a Weisfeiler-Leman score, a
+        difficulty."""
         return {}
 
     def situation_I(self) -> Tensor | None:
-        """(I,) int64, in a game whose situations are all in its table: which one each instance is. Greedy play of instances with the same
-        number must be the same. None: instances are a sample of more than these.
+        """(I,) int64, in a game whose situations are all in its table: which one each instance is. Greedy play of
+        instances with the same number must be the same. None: instances are a sample of more than these.
         """
         return None
 
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """Figures of the agents that are computed instead of sampled, where the game is small enough; runs log them as ``eval/<name>``."""
+        """Figures of the agents that are computed instead of sampled, where the game is small enough; runs log them as
+        ``eval/<name>``."""
         return {}
 
     def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Further figures of the agents, from independent games of the scenario's own, seeded; runs log them as ``eval/<name>``.
+        """Further figures of the agents, from independent games of the scenario's own, seeded; runs log them as
+        ``eval/<name>``.
 
         Name -> (numerator, denominator), each (games,): the figure is the ratio of their sums.
         """
         return {}
 
     def instance_content(self, id_N: Tensor) -> dict[str, Tensor] | None:
-        """What instances are, whatever an agent sees of them: named tensors, a row an instance; None: what a prover sees first says it."""
+        """What instances are, whatever an agent sees of them: named tensors, a row an instance; None: what a prover
+        sees first says it."""
         return None
 
     def symbol_kinds(self, id_N: Tensor, symbol_N: Tensor) -> Tensor:
-        """(N,) int64 >= 0: of what kind each main symbol is on its instance, to count symbols of many instances together; here itself."""
+        """(N,) int64 >= 0: of what kind each main symbol is on its instance, to count symbols of many instances
+        together; here itself."""
         return symbol_N
 
     def instance_picture(self, id: int) -> dict[str, Any] | None:
-        """What a reader is shown of an instance, as plain JSON: "graphs" or an "image", laid out as in docs/report.md; None for nothing."""
+        """What a reader is shown of an instance, as plain JSON: "graphs" or an "image", laid out as in docs/report.md;
+        None for nothing."""
         return None
 
     def record_extras(self, id: int, said: Dialogue, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-        """What the transcript of one episode holds besides what was said, as plain JSON. said: of this copy alone (N is 1)."""
+        """What the transcript of one episode holds besides what was said, as plain JSON. said: of this copy alone (N is
+        1)."""
         return {}
 
     def occurring(self) -> Tensor | None:
-        """(I,) bool, of each of ``ids("test")`` in order: whether it is a training instance as well; None where this cannot be told."""
+        """(I,) bool, of each of ``ids("test")`` in order: whether it is a training instance as well; None where this
+        cannot be told."""
         return None
 
     def wl_bound(self, id_N: Tensor) -> float | None:
-        """An accuracy that the verifier's network cannot pass alone on these instances, where one can be computed; it may be loose."""
+        """An accuracy that the verifier's network cannot pass alone on these instances, where one can be computed; it
+        may be loose."""
         return None
 
     def solo_baseline(self, id_N: Tensor) -> tuple[int, int] | None:
-        """(those judged rightly, all) of these instances by the best that was measured without a prover, where there is such."""
+        """(those judged rightly, all) of these instances by the best that was measured without a prover, where there is
+        such."""
         return None

@@ -1,7 +1,9 @@
-"""Play for an examination: agents that are greedy beside agents that are not, messages that are replaced, and how sure the verifier was.
+"""Play for an examination: agents that are greedy beside agents that are not, messages that are replaced, and how sure
+the verifier was.
 
-`nip_ray.play.core` plays; a `Player` there has its own noise, may be shown another instance than the one that is judged, and what it says
-may be replaced before anybody hears it. Here the probabilities of the verifier's decisions are kept as well.
+`nip_ray.play.core` plays; a `Player` there has its own noise, may be shown another instance than the one that is
+judged, and what it says may be replaced before anybody hears it. Here the probabilities of the verifier's decisions are
+kept as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +23,10 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Staged:
-    """rollout: what was played. chance_BRD: (B, R, D) the verifier's probabilities of each verdict and of continuing, 0 where no decision
-    of it could count; where a panel decides, its verdict's. members: the same of each member of a panel by its own vote. stated_B: under a
-    panel's mean, the mean of what the members stated, NaN where none did; else None.
+    """rollout: what was played. chance_BRD: (B, R, D) the verifier's probabilities of each verdict and of continuing, 0
+    where no decision of it could count; where a panel decides, its verdict's. members: the same of each member of a
+    panel by its own vote. stated_B: under a panel's mean, the mean of what the members stated, NaN where none did; else
+    None.
     """
 
     rollout: Rollout
@@ -38,8 +41,9 @@ class Staged:
         return Staged(self.rollout.copies(index), self.chance_BRD[index], members, stated_B)
 
     def towards_BR(self, verdict: int) -> Tensor:
-        """(B, R) the probabilities of a verdict in each round. Under a panel's mean, half of them, and half of the mean for that side in
-        the last round: the verdict goes over at one half, and its probability alone would not tell who comes nearer to it.
+        """(B, R) the probabilities of a verdict in each round. Under a panel's mean, half of them, and half of the mean
+        for that side in the last round: the verdict goes over at one half, and its probability alone would not tell who
+        comes nearer to it.
         """
         chance_BR = self.chance_BRD[:, :, verdict]
         if self.stated_B is None:
@@ -55,9 +59,14 @@ class Staged:
 
 
 def stage(
-    play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor, begin: tuple[Tensor, int] | None = None
+    play: BatchedPlay,
+    players: Mapping[str, Player],
+    id_B: Tensor,
+    seed_B: Tensor,
+    begin: tuple[Tensor, int] | None = None,
 ) -> Staged:
-    """Play one episode on each of the instances `id_B` (all at once), under the episode seeds `seed_B`, both (B,) int64.
+    """Play one episode on each of the instances `id_B` (all at once), under the episode seeds `seed_B`, both (B,)
+    int64.
 
     Networks stay in the mode they are in. begin: see `play_episodes`.
     """
@@ -67,7 +76,9 @@ def stage(
     def record(turn: Turn) -> None:
         policy = turn.policy
         if turn.agent in chances and policy.decision is not None and policy.may_decide is not None:
-            chances[turn.agent][turn.copy_N, turn.round] = torch.softmax(policy.decision, -1) * policy.may_decide[:, None]
+            chances[turn.agent][turn.copy_N, turn.round] = (
+                torch.softmax(policy.decision, -1) * policy.may_decide[:, None]
+            )
 
     rollout = play_episodes(play, players, id_B, seed_B, record=record, begin=begin)
     if protocol.panel is not None:
@@ -76,15 +87,20 @@ def stage(
     return Staged(rollout, next(iter(chances.values()), torch.zeros(shape, device=play.device)))
 
 
-def stage_all(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor, batch: int = BATCH) -> Staged:
-    """`stage`, in batches and with all networks in evaluation mode, which is put back. Copies of different batches are edited apart."""
+def stage_all(
+    play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor, batch: int = BATCH
+) -> Staged:
+    """`stage`, in batches and with all networks in evaluation mode, which is put back. Copies of different batches are
+    edited apart."""
     mode = {agent: player.network.training for agent, player in players.items()}
     for player in players.values():
         player.network.eval()
     parts = []
     for first in range(0, len(id_B), batch):
         here = slice(first, first + batch)
-        parts.append(stage(play, {agent: part_of(player, here) for agent, player in players.items()}, id_B[here], seed_B[here]))
+        parts.append(
+            stage(play, {agent: part_of(player, here) for agent, player in players.items()}, id_B[here], seed_B[here])
+        )
     for agent, player in players.items():
         player.network.train(mode[agent])
     return joined(parts)

@@ -1,7 +1,8 @@
 """Dialogues for readers: transcripts, as JSON.
 
-They have the shape of those of tensor play (`nip_ray.evaluation.transcripts`), with text for symbols, so that one report shows both.
-Characters that a page should not obey (controls, changes of writing direction) are made visible; a record (`dialogue_record`) keeps them.
+They have the shape of those of tensor play (`nip_ray.evaluation.transcripts`), with text for symbols, so that one
+report shows both. Characters that a page should not obey (controls, changes of writing direction) are made visible; a
+record (`dialogue_record`) keeps them.
 """
 
 import re
@@ -13,16 +14,20 @@ from nip_ray.protocols import CONTINUE, VERDICTS
 
 
 def transcript_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[str, Any]:
-    """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct, votes (of a
-    panel: member -> its own verdict), reward (agent -> sum) and rounds, a list of {round, turns}. A game without a verifier has no label,
-    verdict and correct. A turn has agent, channel ("" where nothing was written), message, and for the verifier decision; further
-    confidence (of a verdict), reasoning, retries, truncated and invalid where there is something to say, and written:
-    the reply of an invalid turn, as it came.
+    """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct,
+    votes (of a panel: member -> its own verdict), reward (agent -> sum) and rounds, a list of {round, turns}. A game
+    without a verifier has no label, verdict and correct. A turn has agent, channel ("" where nothing was written),
+    message, and for the verifier decision; further confidence (of a verdict), reasoning, retries, truncated and invalid
+    where there is something to say, and written: the reply of an invalid turn, as it came.
     """
     label, verdict, words = dialogue.item.y, dialogue.verdict, scenario.protocol.verdict_words
-    judged: dict[str, Any] = {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
+    judged: dict[str, Any] = (
+        {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
+    )
     if votes := rulebook(scenario.protocol).votes(label, dialogue.rounds):
-        judged["votes"] = {agent: VERDICTS[CONTINUE if grade is None else verdict_of(grade)] for agent, grade in votes.items()}
+        judged["votes"] = {
+            agent: VERDICTS[CONTINUE if grade is None else verdict_of(grade)] for agent, grade in votes.items()
+        }
     return {
         "instance": dialogue.item.id,
         **({"label": label} if judged else {}),
@@ -41,9 +46,13 @@ def transcript_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[st
 def _transcript_turns(scenario: LanguageScenario, turn: Turn) -> list[dict[str, Any]]:
     """One row a channel; a single row with the reply itself where nothing was written."""
     said = [(c, turn.messages[c]) for c in scenario.protocol.channels if c in turn.messages] or [("", turn.raw)]
-    rows: list[dict[str, Any]] = [{"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said]
+    rows: list[dict[str, Any]] = [
+        {"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said
+    ]
     if turn.agent in scenario.protocol.deciders:
-        rows[0]["decision"] = VERDICTS[CONTINUE] if turn.confidence == 0.5 else scenario.protocol.decision_words[turn.decision]
+        rows[0]["decision"] = (
+            VERDICTS[CONTINUE] if turn.confidence == 0.5 else scenario.protocol.decision_words[turn.decision]
+        )
     if turn.confidence is not None:
         rows[0]["confidence"] = round(turn.confidence, 6)
     if turn.reasoning:
@@ -56,7 +65,9 @@ def _transcript_turns(scenario: LanguageScenario, turn: Turn) -> list[dict[str, 
     return rows
 
 
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
 
 
 def visible(text: str) -> str:

@@ -17,12 +17,13 @@ from nip_ray.protocols.zero_knowledge import pay
 class ProtocolState:
     """Where B copies stand.
 
-    round_B: (B,) int64, 0-based, the round about to be played. seed_B: (B,) int64 episode seeds. y_B: (B,) int64 labels.
-    agent_done_BA: (B, A) bool, who has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,) bool, over without: the
-    rounds ran out while the verifier was undecided, or cut a game off (`Protocol.cuts`). Under zero knowledge a verdict alone does not
-    end a copy: the verifier is done, and `done_B` follows when the adversarial verifier has decided as well, or when the rounds run out
-    (which then costs nobody anything). vote_BM, grade_BM: (B, M) float32, what each member of a panel has voted and with which probability
-    of acceptance, NaN where it has not; without a panel there is no column. They differ where votes are drawn from what is stated.
+    round_B: (B,) int64, 0-based, the round about to be played. seed_B: (B,) int64 episode seeds. y_B: (B,) int64
+    labels. agent_done_BA: (B, A) bool, who has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,)
+    bool, over without: the rounds ran out while the verifier was undecided, or cut a game off (`Protocol.cuts`). Under
+    zero knowledge a verdict alone does not end a copy: the verifier is done, and `done_B` follows when the adversarial
+    verifier has decided as well, or when the rounds run out (which then costs nobody anything). vote_BM, grade_BM: (B,
+    M) float32, what each member of a panel has voted and with which probability of acceptance, NaN where it has not;
+    without a panel there is no column. They differ where votes are drawn from what is stated.
     """
 
     round_B: Tensor
@@ -44,10 +45,10 @@ class ProtocolState:
 class StepOutcome:
     """What one step paid and ended.
 
-    reward_BA: (B, A) float32, zero for copies that had ended before. decided_B: (B,) bool, the verifier gave its verdict in this very
-    step, or a game without one came to its end. exhausted_B: (B,) bool, the rounds ran out in this very step, and the verifier had given
-    none, or the game was cut off. decision_B: (B,) int64, the
-    verdict given in this step (`Protocol.undecided` where there was none).
+    reward_BA: (B, A) float32, zero for copies that had ended before. decided_B: (B,) bool, the verifier gave its
+    verdict in this very step, or a game without one came to its end. exhausted_B: (B,) bool, the rounds ran out in this
+    very step, and the verifier had given none, or the game was cut off. decision_B: (B,) int64, the verdict given in
+    this step (`Protocol.undecided` where there was none).
     """
 
     reward_BA: Tensor
@@ -68,7 +69,8 @@ def start(protocol: Protocol, y_B: Tensor, seed_B: Tensor) -> ProtocolState:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the scenario of a game without a verifier says of a round: reward_BA (B, A) float32; over_B (B,) bool, the game is over."""
+    """What the scenario of a game without a verifier says of a round: reward_BA (B, A) float32; over_B (B,) bool, the
+    game is over."""
 
     reward_BA: Tensor
     over_B: Tensor
@@ -88,19 +90,22 @@ def step(
     """Play one round.
 
     decision_BA: (B, A) int64; only the columns of those who decide are read, and only where they have a turn.
-    Copies that had ended stay as they are and are paid nothing, and so does a verifier that has decided. A decision before round
-    ``min_rounds - 1`` is ignored and counts as none, unless `turn_BA` is given.
-    judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
-    simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
-    acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
-    where `Protocol.graded`. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
-    wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing). turn_BA: whose turn it is, where the
-    caller knows; it has then put undecided in place of every decision of the verifier that does not count.
-    Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
+    Copies that had ended stay as they are and are paid nothing, and so does a verifier that has decided. A decision
+    before round ``min_rounds - 1`` is ignored and counts as none, unless `turn_BA` is given. judged: what the scenario
+    says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the simulator and
+    the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
+    acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides);
+    a verifier's counts where `Protocol.graded`. drawn: its decision was drawn with that probability, see `score`.
+    error_B: what the scenario found wrong in the estimates of episodes that end now, paid for by `Payment.per_error`
+    (None: nothing). turn_BA: whose turn it is, where the caller knows; it has then put undecided in place of every
+    decision of the verifier that does not count. Returns the next state and what this round paid. Raises ValueError
+    where one of the two is needed and not given.
     """
     after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn, turn_BA)
     if error_B is not None:
-        amount_A = torch.tensor([protocol.payment.per_error.get(agent, 0.0) for agent in protocol.agents], device=error_B.device)
+        amount_A = torch.tensor(
+            [protocol.payment.per_error.get(agent, 0.0) for agent in protocol.agents], device=error_B.device
+        )
         paid_BA = torch.where((outcome.decided_B | outcome.exhausted_B)[:, None], error_B[:, None] * amount_A, 0.0)
         outcome = replace(outcome, reward_BA=outcome.reward_BA + paid_BA)
     if protocol.chooser is not None:
@@ -137,7 +142,9 @@ def _step(
     reward_BA = _rewards(protocol, state, decision_B, decided_B | exhausted_B, turn_BA, grade_BM, drawn)
     if protocol.zero_knowledge is not None:
         if similarity_B is None:
-            raise ValueError(f"protocol {protocol.name!r} pays for similarity: play it where all logits are seen (`play_rollout`)")
+            raise ValueError(
+                f"protocol {protocol.name!r} pays for similarity: play it where all logits are seen (`play_rollout`)"
+            )
         reward_BA = pay(protocol, reward_BA, similarity_B * live_B)
         adversary = protocol.agents.index(protocol.zero_knowledge.adversary)
         adversary_B = _counted(protocol, state, decision_BA, turn_BA, adversary) != protocol.undecided
@@ -164,7 +171,8 @@ def _panel_step(
     given_BM: Tensor | None,
     drawn: bool,
 ) -> tuple[ProtocolState, StepOutcome]:
-    """Members vote each in their time, and have no more turns then. The verdict comes with the last vote, or when the rounds run out."""
+    """Members vote each in their time, and have no more turns then. The verdict comes with the last vote, or when the
+    rounds run out."""
     places = protocol.verifier_indices
     code_BM = torch.stack([_counted(protocol, state, decision_BA, turn_BA, place) for place in places], 1)
     if given_BM is None or protocol.force_guess is not None:
@@ -201,11 +209,14 @@ def verdict_of(confidence_B: Tensor) -> Tensor:
     return torch.where(confidence_B > 0.5, ACCEPT, torch.where(confidence_B < 0.5, REJECT, CONTINUE))
 
 
-def _panel_pays(protocol: Protocol, panel: Panel, state: ProtocolState, vote_BM: Tensor, grade_BM: Tensor, confidence_B: Tensor) -> Tensor:
-    """(B, A) what the tables pay for an end with these votes and this verdict: a probability between 0 and 1 pays a share of each.
+def _panel_pays(
+    protocol: Protocol, panel: Panel, state: ProtocolState, vote_BM: Tensor, grade_BM: Tensor, confidence_B: Tensor
+) -> Tensor:
+    """(B, A) what the tables pay for an end with these votes and this verdict: a probability between 0 and 1 pays a
+    share of each.
 
-    Where votes are drawn with the probabilities that members state, a member is paid besides for what its draw exceeds them, times how
-    much of the share depends on it, as in `score`.
+    Where votes are drawn with the probabilities that members state, a member is paid besides for what its draw exceeds
+    them, times how much of the share depends on it, as in `score`.
     """
     payoff_KYVA, _ = protocol.amounts_on(confidence_B.device)
     amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
@@ -227,16 +238,19 @@ def _panel_pays(protocol: Protocol, panel: Panel, state: ProtocolState, vote_BM:
 
 
 def _excess_of_mean(vote_BM: Tensor, grade_BM: Tensor) -> Tensor:
-    """(B, M) how far each member's draw moves the mean of the votes cast from the mean of what is stated; 0 where it has not voted."""
+    """(B, M) how far each member's draw moves the mean of the votes cast from the mean of what is stated; 0 where it
+    has not voted."""
     return (vote_BM - grade_BM).nan_to_num(0.0) / (~vote_BM.isnan()).sum(1, keepdim=True).clamp_min(1)
 
 
 def score(scoring: str, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """(score, slope) of what was given to the truth, a probability: the Brier or the logarithmic score, 1 if certain, 0 at least.
+    """(score, slope) of what was given to the truth, a probability: the Brier or the logarithmic score, 1 if certain, 0
+    at least.
 
-    Who draws its decision from the probability c that it states cannot learn from a payment of the score, which does not depend on the
-    draw. So such a draw is paid score(c) + (1 - c) slope(c) where it is right and score(c) - c slope(c) where it is wrong. That is the
-    score in the mean, and its score-function gradient is the slope: what learns by policy gradients climbs the score itself.
+    Who draws its decision from the probability c that it states cannot learn from a payment of the score, which does
+    not depend on the draw. So such a draw is paid score(c) + (1 - c) slope(c) where it is right and score(c) - c
+    slope(c) where it is wrong. That is the score in the mean, and its score-function gradient is the slope: what learns
+    by policy gradients climbs the score itself.
     """
     if scoring == "brier":
         return 1 - (1 - truth) ** 2, 2 * (1 - truth)
@@ -247,12 +261,17 @@ def score(scoring: str, truth: Tensor) -> tuple[Tensor, Tensor]:
 def _honest(protocol: Protocol, state: ProtocolState) -> Tensor:
     """(B, A) bool: who is paid for being right."""
     parts = [protocol.payment.of(role) for role in protocol.roles or (None,)]
-    honest_KA = torch.tensor([[part.wants_truth(agent) for agent in protocol.agents] for part in parts], device=state.y_B.device)
+    honest_KA = torch.tensor(
+        [[part.wants_truth(agent) for agent in protocol.agents] for part in parts], device=state.y_B.device
+    )
     return honest_KA[protocol.role_B(state.seed_B)]
 
 
-def _scored(protocol: Protocol, state: ProtocolState, paid_BA: Tensor, decision_B: Tensor, grade_B: Tensor, drawn: bool) -> Tensor:
-    """(B, A) `paid_BA` where those who are paid for being right are paid the score of what the verifier stated with its verdict."""
+def _scored(
+    protocol: Protocol, state: ProtocolState, paid_BA: Tensor, decision_B: Tensor, grade_B: Tensor, drawn: bool
+) -> Tensor:
+    """(B, A) `paid_BA` where those who are paid for being right are paid the score of what the verifier stated with its
+    verdict."""
     payoff_KYVA, _ = protocol.amounts_on(decision_B.device)
     amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
     true_B = state.y_B == ACCEPT
@@ -261,7 +280,9 @@ def _scored(protocol: Protocol, state: ProtocolState, paid_BA: Tensor, decision_
     if drawn:
         share_B = share_B + ((decision_B == state.y_B).float() - truth_B) * slope_B
     accept_BA, reject_BA = amount_BVA[:, ACCEPT], amount_BVA[:, REJECT]
-    right_BA, wrong_BA = (torch.where(true_B[:, None], *pair) for pair in ((accept_BA, reject_BA), (reject_BA, accept_BA)))
+    right_BA, wrong_BA = (
+        torch.where(true_B[:, None], *pair) for pair in ((accept_BA, reject_BA), (reject_BA, accept_BA))
+    )
     given_BA = _honest(protocol, state) & (decision_B != CONTINUE)[:, None]
     return torch.where(given_BA, wrong_BA + share_B[:, None] * (right_BA - wrong_BA), paid_BA)
 
@@ -272,8 +293,11 @@ def _counted(protocol: Protocol, state: ProtocolState, decision_BA: Tensor, turn
     return torch.where(counts_B, forced_decision(protocol, decision_BA[:, agent], state.y_B), protocol.undecided)
 
 
-def _two_ends(state: ProtocolState, own_done: Mapping[int, Tensor], live_B: Tensor, last_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Who is done, and which copies are over with a verdict, where the verifier and the adversary each end their own conversation.
+def _two_ends(
+    state: ProtocolState, own_done: Mapping[int, Tensor], live_B: Tensor, last_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Who is done, and which copies are over with a verdict, where the verifier and the adversary each end their own
+    conversation.
 
     own_done: index of the verifier, then of the adversary -> (B,) bool, it decided in this round.
     """
@@ -285,13 +309,19 @@ def _two_ends(state: ProtocolState, own_done: Mapping[int, Tensor], live_B: Tens
     return torch.stack(columns, 1), over_B
 
 
-def _judged_step(protocol: Protocol, state: ProtocolState, live_B: Tensor, judged: Judgement | None) -> tuple[ProtocolState, StepOutcome]:
+def _judged_step(
+    protocol: Protocol, state: ProtocolState, live_B: Tensor, judged: Judgement | None
+) -> tuple[ProtocolState, StepOutcome]:
     if judged is None:
-        raise ValueError(f"protocol {protocol.name!r} has no verifier, so its scenario must judge every round (`Scenario.judge`)")
+        raise ValueError(
+            f"protocol {protocol.name!r} has no verifier, so its scenario must judge every round (`Scenario.judge`)"
+        )
     last_B = state.round_B >= protocol.max_rounds - 1
     over_B = live_B & (judged.over_B if protocol.cuts else judged.over_B | last_B)
     cut_B = live_B & last_B & ~over_B
-    outcome = StepOutcome(judged.reward_BA * live_B[:, None], over_B, cut_B, torch.full_like(state.y_B, protocol.undecided))
+    outcome = StepOutcome(
+        judged.reward_BA * live_B[:, None], over_B, cut_B, torch.full_like(state.y_B, protocol.undecided)
+    )
     after = replace(
         state,
         round_B=state.round_B + live_B.long(),
@@ -303,7 +333,8 @@ def _judged_step(protocol: Protocol, state: ProtocolState, live_B: Tensor, judge
 
 
 def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tensor:
-    """`decision_B`, or what `force_guess` puts in its place everywhere: endings, correctness and payment then all follow it."""
+    """`decision_B`, or what `force_guess` puts in its place everywhere: endings, correctness and payment then all
+    follow it."""
     if protocol.force_guess is None:
         return decision_B
     if protocol.force_guess == "y":
@@ -312,9 +343,16 @@ def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tens
 
 
 def _rewards(
-    protocol: Protocol, state: ProtocolState, decision_B: Tensor, over_B: Tensor, turn_BA: Tensor, grade_BM: Tensor | None, drawn: bool
+    protocol: Protocol,
+    state: ProtocolState,
+    decision_B: Tensor,
+    over_B: Tensor,
+    turn_BA: Tensor,
+    grade_BM: Tensor | None,
+    drawn: bool,
 ) -> Tensor:
-    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` where no decision counted, over_B says which copies ended."""
+    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` where no decision counted, over_B says
+    which copies ended."""
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
@@ -330,7 +368,9 @@ def _rewards(
         return _with_more(protocol, state, reward_BA, counts_BA, over_B, decision_B, None)
     none_B = decision_B == CONTINUE
     excess_B1 = torch.where(none_B, 0.0, decision_B - grade_B)[:, None] if drawn else None
-    return _with_more(protocol, state, reward_BA, counts_BA, over_B, decision_B, grade_B.masked_fill(none_B, torch.nan), excess_B1)
+    return _with_more(
+        protocol, state, reward_BA, counts_BA, over_B, decision_B, grade_B.masked_fill(none_B, torch.nan), excess_B1
+    )
 
 
 def _with_more(
@@ -343,8 +383,9 @@ def _with_more(
     confidence_B: Tensor | None,
     excess_BM: Tensor | None = None,
 ) -> Tensor:
-    """(B, A) with what turns pay, of those that count (B, A), and with what the payment function pays at an end. confidence_B: of a graded
-    verdict, NaN for none (None: of one without a grade). excess_BM: how far the draw of each who decides moves it (None: not at all).
+    """(B, A) with what turns pay, of those that count (B, A), and with what the payment function pays at an end.
+    confidence_B: of a graded verdict, NaN for none (None: of one without a grade). excess_BM: how far the draw of each
+    who decides moves it (None: not at all).
     """
     turns_AA = protocol.amounts_on(decision_B.device)[1]
     if turns_AA is not None:
@@ -362,24 +403,29 @@ def _with_more(
 
 
 def slopes(protocol: Protocol, ends: Ends) -> Tensor:
-    """(B, A) by how much more the payment function pays for a unit of confidence. One verifier's verdict is drawn besides, with that
-    confidence, so the mean over both verdicts: times what the draw exceeds the confidence, it adds nothing in the mean, and makes the
-    score-function gradient that of the mean payment.
+    """(B, A) by how much more the payment function pays for a unit of confidence. One verifier's verdict is drawn
+    besides, with that confidence, so the mean over both verdicts: times what the draw exceeds the confidence, it adds
+    nothing in the mean, and makes the score-function gradient that of the mean payment.
     """
     if protocol.panel is not None:
         return _slope(protocol, ends, ends.verdict_B)
-    accept_BA, reject_BA = (_slope(protocol, ends, torch.full_like(ends.verdict_B, verdict)) for verdict in (ACCEPT, REJECT))
+    accept_BA, reject_BA = (
+        _slope(protocol, ends, torch.full_like(ends.verdict_B, verdict)) for verdict in (ACCEPT, REJECT)
+    )
     return ends.confidence_B[:, None] * accept_BA + (1 - ends.confidence_B[:, None]) * reject_BA
 
 
 def _slope(protocol: Protocol, ends: Ends, verdict_B: Tensor) -> Tensor:
-    """(B, A) the derivative of what the payment function pays by the confidence, at these verdicts; 0 where it has none."""
+    """(B, A) the derivative of what the payment function pays by the confidence, at these verdicts; 0 where it has
+    none."""
     with torch.enable_grad():
         confidence_B = ends.confidence_B.detach().clone().requires_grad_()
         paid_BA = function_pays(protocol, replace(ends, verdict_B=verdict_B, confidence_B=confidence_B))
         if not paid_BA.requires_grad:
             return torch.zeros_like(paid_BA)
-        columns = [torch.autograd.grad(paid_B.sum(), confidence_B, retain_graph=True)[0] for paid_B in paid_BA.unbind(1)]
+        columns = [
+            torch.autograd.grad(paid_B.sum(), confidence_B, retain_graph=True)[0] for paid_B in paid_BA.unbind(1)
+        ]
     return torch.stack(columns, 1)
 
 

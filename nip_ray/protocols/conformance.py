@@ -19,10 +19,10 @@ _NUMBER = "must be a finite number within float32"
 def check(protocol: Protocol) -> None:
     """Raise one UserError that lists every fault of `protocol`; return quietly when there is none.
 
-    Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every seed;
-    the verifier, or each member of a panel, has a turn in which its decision counts, under every seed; round limits and roles make sense;
-    rewards are finite, in the tables and in play, and a payment function is pure; under zero knowledge also that the two extra agents
-    exist and have the verifier's turns.
+    Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every
+    seed; the verifier, or each member of a panel, has a turn in which its decision counts, under every seed; round
+    limits and roles make sense; rewards are finite, in the tables and in play, and a payment function is pure; under
+    zero knowledge also that the two extra agents exist and have the verifier's turns.
     """
     checks = (_shape_faults, _name_faults, _table_faults, _payment_faults, _turn_faults, _play_faults)
     refuse_faults(f"protocol {protocol.name!r}", *(partial(check, protocol) for check in checks))
@@ -37,24 +37,35 @@ def refuse_labels(protocol: Protocol, scenario: str, labels: Iterable[int]) -> N
     if protocol.verifier is None:
         return
     if other := [label for label in found if not 0 <= label < count]:
-        codes = "0 (to reject) or 1 (to accept)" if protocol.two_verdicts else f"0 to {count - 1}, in the order of protocol.verdicts"
+        codes = (
+            "0 (to reject) or 1 (to accept)"
+            if protocol.two_verdicts
+            else f"0 to {count - 1}, in the order of protocol.verdicts"
+        )
         raise UserError(
             f"scenario.name: {scenario!r} has the labels {', '.join(map(str, other[:5]))}, but {protocol.name!r} has "
             f"{'two' if count == 2 else count} verdicts: label every instance {codes}"
         )
     if not protocol.two_verdicts and len(found) < count:
         missing = ", ".join(name for code, name in enumerate(protocol.verdicts) if code not in found)
-        raise UserError(f"protocol.verdicts: no instance of {scenario} has the label of {missing}; name as many as there are labels")
+        raise UserError(
+            f"protocol.verdicts: no instance of {scenario} has the label of {missing}; name as many as there are labels"
+        )
 
 
 def _shape_faults(protocol: Protocol) -> list[str]:
     try:
-        well_shaped = all(isinstance(a, str) and isinstance(c, str) for table in protocol.turns for turns in table for a, c in turns)
+        well_shaped = all(
+            isinstance(a, str) and isinstance(c, str) for table in protocol.turns for turns in table for a, c in turns
+        )
     except (TypeError, ValueError):
         well_shaped = False
     if well_shaped:
         return []
-    return ["`turns` must be nested as turns[seed class][round] = ((agent, channel), ...); mind the outer level, one entry a seed class"]
+    return [
+        "`turns` must be nested as turns[seed class][round] = ((agent, channel), ...); mind the outer level, one entry"
+        " a seed class"
+    ]
 
 
 def _name_faults(protocol: Protocol) -> Iterator[str]:
@@ -77,25 +88,35 @@ def _name_faults(protocol: Protocol) -> Iterator[str]:
 
 
 def _verdict_faults(protocol: Protocol) -> list[str]:
-    """Names are words; where there are more than two, what is defined for acceptance and rejection alone has no meaning."""
+    """Names are words; where there are more than two, what is defined for acceptance and rejection alone has no
+    meaning."""
     names, many = protocol.verdicts, len(protocol.verdicts) > 2
     if not many and names != TWO_VERDICTS:
         return [f"verdicts: two are called {' and '.join(TWO_VERDICTS)}, in this order (got {list(names)})"]
-    if len(set(names)) < len(names) or not all(isinstance(name, str) and re.fullmatch("[A-Za-z0-9_]+", name) for name in names):
+    if len(set(names)) < len(names) or not all(
+        isinstance(name, str) and re.fullmatch("[A-Za-z0-9_]+", name) for name in names
+    ):
         return [f"verdicts must be names of letters, digits and _, each once (got {list(names)})"]
     if taken := {"continue", VERDICTS[-1]} & set(names):
         return [f"verdicts: {min(taken)!r} is what having none is called, choose another name"]
     if protocol.payment.verdicts != len(names):
-        return [f"verdicts: has {len(names)}, but its payment is made for {protocol.payment.verdicts} (`Payment.verdicts`)"]
+        return [
+            f"verdicts: has {len(names)}, but its payment is made for {protocol.payment.verdicts} (`Payment.verdicts`)"
+        ]
     if many and protocol.panel is not None:
         return ["verdicts: a panel's rule makes one of two of its votes; give it two verdicts"]
     if many and protocol.verifier is None:
         return ["verdicts: a game without a verifier has none; leave them out"]
     whole = protocol.panel is not None and protocol.panel.rule != "mean"
     if protocol.payment.graded and (many or whole or protocol.payment.function is None):
-        return ["payment.graded: says that a payment function reads confidences, of two verdicts, a panel's under its mean; leave it out"]
+        return [
+            "payment.graded: says that a payment function reads confidences, of two verdicts, a panel's under its mean;"
+            " leave it out"
+        ]
     if many and protocol.payment.scoring != "linear":
-        return [f"verifier_scoring {protocol.payment.scoring}: is defined for two verdicts (got {len(names)}); use linear"]
+        return [
+            f"verifier_scoring {protocol.payment.scoring}: is defined for two verdicts (got {len(names)}); use linear"
+        ]
     return []
 
 
@@ -106,15 +127,20 @@ def _panel_faults(protocol: Protocol) -> Iterator[str]:
     if not panel.members or len(set(panel.members)) < len(panel.members) or set(panel.members) - set(protocol.agents):
         yield f"panel.members must name agents of {list(protocol.agents)}, each once (got {list(panel.members)})"
     if panel.rule not in RULES or panel.paid_for not in ("vote", "verdict"):
-        yield f"panel: rule must be one of {', '.join(RULES)}, paid_for vote or verdict (got {panel.rule!r}, {panel.paid_for!r})"
+        yield (
+            f"panel: rule must be one of {', '.join(RULES)}, paid_for vote or verdict (got {panel.rule!r},"
+            f" {panel.paid_for!r})"
+        )
     if protocol.verifier is None or protocol.verifier in protocol.agents:
-        yield f"with a panel, `verifier` is the name of all members together, and no agent's (got {protocol.verifier!r})"
+        yield (
+            f"with a panel, `verifier` is the name of all members together, and no agent's (got {protocol.verifier!r})"
+        )
     if protocol.zero_knowledge is not None:
         yield "zero knowledge is not defined with several deciders"
     if protocol.payment.scoring != "linear" and panel.rule != "mean" and panel.paid_for == "verdict":
         yield (
-            f"verifier_scoring {protocol.payment.scoring}: has no use where members are paid for a verdict that {panel.rule} makes, which "
-            "is never in between; pay them for their votes, or let the rule be mean"
+            f"verifier_scoring {protocol.payment.scoring}: has no use where members are paid for a verdict that"
+            f" {panel.rule} makes, which is never in between; pay them for their votes, or let the rule be mean"
         )
 
 
@@ -135,10 +161,15 @@ def _payment_faults(protocol: Protocol) -> list[str]:
         faults += [f"by_role[{role!r}]: {fault}" for fault in _payment_faults(_in_role(protocol, role))]
     for agent, table in payment.payoff.items():
         if agent not in protocol.agents:
-            faults.append(f"payoff[{agent!r}]: no agent, expected some of {list(protocol.agents)} (is the verifier called otherwise?)")
+            faults.append(
+                f"payoff[{agent!r}]: no agent, expected some of {list(protocol.agents)} (is the verifier called"
+                " otherwise?)"
+            )
         elif [len(row) for row in table] != [count + 1] * count:
             words = ", ".join(protocol.verdicts)
-            faults.append(f"payoff[{agent!r}] must have a row for each label ({words}) of amounts for {words}, undecided")
+            faults.append(
+                f"payoff[{agent!r}] must have a row for each label ({words}) of amounts for {words}, undecided"
+            )
         else:
             amounts = [amount for row in table for amount in row]
             faults += [f"payoff[{agent!r}]: {_NUMBER} (got {a})" for a in amounts if not _fits(a)]
@@ -163,8 +194,8 @@ def _payment_faults(protocol: Protocol) -> list[str]:
         for agent, ((reject, wrong, _), (missed, accept, _)) in () if faults else payment.payoff.items():
             if payment.wants_truth(agent) and abs((reject - wrong) - (accept - missed)) > 1e-9:
                 faults.append(
-                    f"verifier_scoring {payment.scoring} is honest only where right and wrong are as far apart for either label, "
-                    f"and payoff[{agent!r}] has {reject - wrong:g} and {accept - missed:g}; use linear"
+                    f"verifier_scoring {payment.scoring} is honest only where right and wrong are as far apart for"
+                    f" either label, and payoff[{agent!r}] has {reject - wrong:g} and {accept - missed:g}; use linear"
                 )
     if payment.function is not None and not faults:
         faults += _function_faults(protocol, payment.function)
@@ -180,7 +211,10 @@ def _in_role(protocol: Protocol, role: str) -> Protocol:
     stakes = protocol.payment.by_role[role]
     goals = {agent: stake.goal for agent, stake in stakes.items() if stake.goal is not None}
     tables = {agent: stake.table for agent, stake in stakes.items()}
-    return replace(protocol, payment=Payment(tables, goals=goals, scoring=protocol.payment.scoring, verdicts=protocol.payment.verdicts))
+    return replace(
+        protocol,
+        payment=Payment(tables, goals=goals, scoring=protocol.payment.scoring, verdicts=protocol.payment.verdicts),
+    )
 
 
 def _role_faults(protocol: Protocol) -> list[str]:
@@ -195,14 +229,24 @@ def _role_faults(protocol: Protocol) -> list[str]:
         return ["roles: a game without a verifier draws none, its scenario deals and pays"]
     if protocol.zero_knowledge is not None:
         return ["roles: not defined under zero knowledge"]
-    if len(set(roles)) < len(roles) or not all(isinstance(role, str) and re.fullmatch("[A-Za-z0-9_]+", role) for role in roles):
+    if len(set(roles)) < len(roles) or not all(
+        isinstance(role, str) and re.fullmatch("[A-Za-z0-9_]+", role) for role in roles
+    ):
         faults.append(f"roles must be names of letters, digits and _, each once (got {list(roles)})")
     if len(protocol.turns) not in (1, len(roles)):
-        faults.append(f"`turns` must have one table for all roles, or one for each (has {len(protocol.turns)}, roles are {list(roles)})")
-    faults += [f"told names {agent!r}, expected some of {list(protocol.agents)}" for agent in protocol.told if agent not in protocol.agents]
+        faults.append(
+            f"`turns` must have one table for all roles, or one for each (has {len(protocol.turns)}, roles are"
+            f" {list(roles)})"
+        )
+    faults += [
+        f"told names {agent!r}, expected some of {list(protocol.agents)}"
+        for agent in protocol.told
+        if agent not in protocol.agents
+    ]
     if protocol.payment.by_role and set(protocol.payment.by_role) != set(roles):
         faults.append(
-            f"by_role must name every role, {{}} for one that changes nothing (has {list(protocol.payment.by_role)}, not {list(roles)})"
+            f"by_role must name every role, {{}} for one that changes nothing (has {list(protocol.payment.by_role)},"
+            f" not {list(roles)})"
         )
     return faults
 
@@ -211,21 +255,40 @@ def _chooser_faults(protocol: Protocol, chooser: str) -> list[str]:
     speaks = [{agent for agent, _ in turns} for turns in protocol.turns[0]]
     if protocol.roles != protocol.verdicts:
         return [f"chooser: roles must be {list(protocol.verdicts)}, in this order (got {list(protocol.roles)})"]
-    if len(protocol.turns) > 1 or chooser not in protocol.provers or not any(chooser in said for said in speaks[: protocol.max_rounds]):
-        return [f"chooser must be a prover, one of {list(protocol.provers)}, with a turn in the one table of turns (got {chooser!r})"]
-    early = [r for r in range(protocol.min_rounds - 1, protocol.choice_round + 1) if speaks[r % len(speaks)] & {*protocol.verifiers}]
-    return [f"chooser: a verdict counts in round {early[0]}, before there is a role; set min_rounds to {early[0] + 2}"] if early else []
+    if (
+        len(protocol.turns) > 1
+        or chooser not in protocol.provers
+        or not any(chooser in said for said in speaks[: protocol.max_rounds])
+    ):
+        return [
+            f"chooser must be a prover, one of {list(protocol.provers)}, with a turn in the one table of turns (got"
+            f" {chooser!r})"
+        ]
+    early = [
+        r
+        for r in range(protocol.min_rounds - 1, protocol.choice_round + 1)
+        if speaks[r % len(speaks)] & {*protocol.verifiers}
+    ]
+    return (
+        [f"chooser: a verdict counts in round {early[0]}, before there is a role; set min_rounds to {early[0] + 2}"]
+        if early
+        else []
+    )
 
 
 def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]:
-    """A payment function names agents, pays each copy for itself, finite amounts, the same for the same, and leaves what it is given."""
+    """A payment function names agents, pays each copy for itself, finite amounts, the same for the same, and leaves
+    what it is given."""
     if protocol.verifier is None:
         return ["payment.function: a game without a verifier is paid by its scenario (`Scenario.judge`)"]
     ends = _all_ends(protocol)
     kept = [getattr(ends, field.name).clone() for field in fields(ends)]
     paid, again = function(ends), function(ends)
     if not isinstance(paid, Mapping) or set(paid) - set(protocol.agents):
-        return [f"payment.function must give a mapping of some of {list(protocol.agents)} to (B,) tensors (gave {paid!r:.60})"]
+        return [
+            f"payment.function must give a mapping of some of {list(protocol.agents)} to (B,) tensors (gave"
+            f" {paid!r:.60})"
+        ]
     faults, some = [], Ends(*(getattr(ends, field.name)[::7] for field in fields(ends)))
     for agent, paid_B in paid.items():
         if not isinstance(paid_B, torch.Tensor) or paid_B.shape != ends.y_B.shape:
@@ -233,7 +296,10 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
         elif not bool(paid_B.float().isfinite().all()):
             faults.append(f"payment.function: what {agent!r} is paid must be finite")
         elif not torch.equal(paid_B, again[agent]):
-            faults.append(f"payment.function: {agent!r} is paid something else at the second call, let it depend on the ends alone")
+            faults.append(
+                f"payment.function: {agent!r} is paid something else at the second call, let it depend on the ends"
+                " alone"
+            )
         elif not torch.allclose(paid_B[::7], function(some)[agent]):
             faults.append(f"payment.function: what {agent!r} is paid for a copy depends on other copies of the batch")
     if any(not torch.equal(getattr(ends, field.name), old) for field, old in zip(fields(ends), kept)):
@@ -251,7 +317,10 @@ def _slope_faults(protocol: Protocol, ends: Ends) -> list[str]:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         return [f"payment.graded: torch cannot differentiate what the function pays by the confidence ({told})"]
     if not bool(slope_BA.isfinite().all()):
-        return ["payment.graded: what the function pays must have a finite derivative by the confidence everywhere from 0 to 1"]
+        return [
+            "payment.graded: what the function pays must have a finite derivative by the confidence everywhere from 0"
+            " to 1"
+        ]
     return []
 
 
@@ -263,14 +332,19 @@ def _all_ends(protocol: Protocol) -> Ends:
     axes = (torch.arange(none), torch.arange(none + 1), torch.arange(grades), rounds, roles)
     y_B, verdict_B, grade_B, rounds_B, role_B = torch.cartesian_prod(*axes).T
     graded_B = verdict_B * 0.5 + grade_B * 0.125  # rejections below one half, acceptances above
-    graded_B = torch.where(verdict_B == none, 0.5, graded_B) if protocol.two_verdicts else certainty(protocol, verdict_B)
+    graded_B = (
+        torch.where(verdict_B == none, 0.5, graded_B) if protocol.two_verdicts else certainty(protocol, verdict_B)
+    )
     return Ends(y_B, verdict_B, graded_B, rounds_B, role_B)
 
 
 def _zero_knowledge_faults(protocol: Protocol, extra: ZeroKnowledge | None) -> list[str]:
     if extra is None:
         return []
-    if protocol.verifier is None or len({protocol.verifier, extra.adversary, extra.simulator} & set(protocol.agents)) < 3:
+    if (
+        protocol.verifier is None
+        or len({protocol.verifier, extra.adversary, extra.simulator} & set(protocol.agents)) < 3
+    ):
         return ["zero knowledge needs a verifier, an adversary and a simulator, three different agents"]
     names = ("simulator_reward", "prover_reward")
     faults = [
@@ -298,7 +372,10 @@ def _turn_faults(protocol: Protocol) -> Iterator[str]:
         who = "the verifier" if protocol.panel is None else repr(agent)
         decides = table[:, protocol.min_rounds - 1 :, place].any(-1).any(-1)
         for seed_class in (~decides).nonzero().flatten().tolist():
-            yield f"{who} has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class {seed_class})"
+            yield (
+                f"{who} has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class"
+                f" {seed_class})"
+            )
 
 
 def _play_faults(protocol: Protocol) -> list[str]:
@@ -306,10 +383,13 @@ def _play_faults(protocol: Protocol) -> list[str]:
     if protocol.verifier is None:
         return []  # its scenario is the judge
     num_seeds = protocol.seed_classes
-    grid = torch.cartesian_prod(torch.arange(num_seeds), *(torch.arange(count) for count in (protocol.undecided, protocol.undecided + 1)))
+    grid = torch.cartesian_prod(
+        torch.arange(num_seeds), *(torch.arange(count) for count in (protocol.undecided, protocol.undecided + 1))
+    )
     state = start(protocol, grid[:, 1], grid[:, 0])
     decision_BA = grid[:, 2:].expand(-1, len(protocol.agents))
-    alike_B = None if protocol.zero_knowledge is None else torch.full((len(grid),), 2.0)  # the most that anybody can be paid for
+    # the most that anybody can be paid for
+    alike_B = None if protocol.zero_knowledge is None else torch.full((len(grid),), 2.0)
     for _ in range(protocol.max_rounds):
         state, outcome = step(protocol, state, decision_BA, similarity_B=alike_B)
         if not bool(outcome.reward_BA.isfinite().all()):

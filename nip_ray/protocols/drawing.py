@@ -1,7 +1,7 @@
 """The turn table of a protocol as text: a row for every agent and channel that it writes to, a column for each round.
 
-`o` writes, `V` writes or gives a verdict that counts, `C` writes and chooses its side. On the right stands who reads along. Where the
-episode draws who speaks, each possibility is drawn, with an empty line between them.
+`o` writes, `V` writes or gives a verdict that counts, `C` writes and chooses its side. On the right stands who reads
+along. Where the episode draws who speaks, each possibility is drawn, with an empty line between them.
 """
 
 from nip_ray.protocols.spec import Protocol
@@ -18,7 +18,11 @@ def drawing(protocol: Protocol) -> list[str]:
         pairs = [(a, c) for a in protocol.agents for c in protocol.channels if any((a, c) in said for said in spoken)]
         names = [agent if len(protocol.channels) == 1 else f"{agent} > {channel}" for agent, channel in pairs]
         width = max(map(len, ["round", *names]))
-        head = "round".ljust(width) + "".join(f"{r:3}" for r in range(rounds)) + (" ..." if rounds < protocol.max_rounds else "")
+        head = (
+            "round".ljust(width)
+            + "".join(f"{r:3}" for r in range(rounds))
+            + (" ..." if rounds < protocol.max_rounds else "")
+        )
         lines += ([""] if number else []) + [head + "   read by"]
         for name, pair in zip(names, pairs):
             agent, channel = pair

@@ -1,9 +1,10 @@
 """Several deciders with one verdict: who they are, and the rule that makes a verdict of their votes.
 
 Decisions that matter here:
-- a vote is a probability of acceptance: 0 or 1, anything between where votes are graded, NaN for none. Networks draw a vote of 0 or 1,
-  and under the mean state the probability that they draw it with;
-- a vote of exactly one half favours neither side: it is cast, and counts as no vote for either. The mean alone heeds how sure votes are;
+- a vote is a probability of acceptance: 0 or 1, anything between where votes are graded, NaN for none. Networks draw a
+  vote of 0 or 1, and under the mean state the probability that they draw it with;
+- a vote of exactly one half favours neither side: it is cast, and counts as no vote for either. The mean alone heeds
+  how sure votes are;
 - imports no torch: tables of protocols name panels.
 """
 
@@ -23,10 +24,10 @@ RULES: tuple[str, ...] = get_args(Rule)
 class Panel:
     """Deciders whose votes make the verdict, once all have voted or the rounds have run out.
 
-    members: the deciders, each an agent. rule: "majority", more than half of all members, else undecided; "unanimous", accepted if every
-    member accepts, else rejected; "veto", rejected if some member rejects, else accepted; "mean", the mean of the members' probabilities
-    of acceptance, undecided at one half. Without any vote for a side all are undecided. paid_for: what a member's table is read with, its
-    own vote or the panel's verdict.
+    members: the deciders, each an agent. rule: "majority", more than half of all members, else undecided; "unanimous",
+    accepted if every member accepts, else rejected; "veto", rejected if some member rejects, else accepted; "mean", the
+    mean of the members' probabilities of acceptance, undecided at one half. Without any vote for a side all are
+    undecided. paid_for: what a member's table is read with, its own vote or the panel's verdict.
     """
 
     members: tuple[str, ...]
@@ -34,7 +35,8 @@ class Panel:
     paid_for: Literal["vote", "verdict"] = "vote"
 
     def confidence(self, grade_BM: Tensor) -> Tensor:
-        """(B,) the verdict as a probability of acceptance, NaN for undecided. grade_BM: (B, M) votes, NaN where none was cast."""
+        """(B,) the verdict as a probability of acceptance, NaN for undecided. grade_BM: (B, M) votes, NaN where none
+        was cast."""
         if self.rule == "mean":
             return grade_BM.nanmean(1)
         accept_B, reject_B, count = (grade_BM > 0.5).sum(1), (grade_BM < 0.5).sum(1), len(self.members)

@@ -1,11 +1,15 @@
-"""Who is paid for what, as data: a table for each agent over label and verdict, prices of turns, and a function where no table will do.
+"""Who is paid for what, as data: a table for each agent over label and verdict, prices of turns, and a function where
+no table will do.
 
 Decisions that matter here:
-- a table has a row for each label and in it an amount for each end: every verdict, and undecided when the rounds ran out. Two labels and
-  verdicts (reject, accept) unless `Payment.verdicts` says otherwise;
-- the parameters of a config (`prover_reward`, `shared_reward` ...) are names for entries of these tables, so there is one way to pay;
-- whom a prover argues for (`goals`) is told beside the tables: prompts and attacks ask for it, and an item may give another side;
-- where the episode draws a role (`Protocol.roles`), `by_role` holds what it changes, and `Payment.of` gives the payment of one role.
+- a table has a row for each label and in it an amount for each end: every verdict, and undecided when the rounds ran
+  out. Two labels and verdicts (reject, accept) unless `Payment.verdicts` says otherwise;
+- the parameters of a config (`prover_reward`, `shared_reward` ...) are names for entries of these tables, so there is
+  one way to pay;
+- whom a prover argues for (`goals`) is told beside the tables: prompts and attacks ask for it, and an item may give
+  another side;
+- where the episode draws a role (`Protocol.roles`), `by_role` holds what it changes, and `Payment.of` gives the payment
+  of one role.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ if TYPE_CHECKING:
 
 Row = tuple[float, ...]
 Table = tuple[Row, ...]
-"""``table[label][verdict]``: what an agent is paid at the end; the last column, of the code for continuing, is of an end without one."""
+"""``table[label][verdict]``: what an agent is paid at the end; the last column, of the code for continuing, is of an
+end without one."""
 Scoring = Literal["linear", "brier", "log"]
 LEAST = 0.001
 """The probability of the truth from which downwards the logarithmic score pays a wrong verdict's amount."""
@@ -33,11 +38,12 @@ ENTRIES = {"true_reject": (0, 0), "false_accept": (0, 1), "false_reject": (1, 0)
 class Ends:
     """B episodes at their ends, for a payment function.
 
-    y_B: (B,) int64 labels. verdict_B: (B,) int64 codes of verdicts; `Protocol.undecided` where the rounds ran out or no side was favoured.
-    confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless its verdict is graded, 0.5 without one.
-    Those of one network are where `Payment.graded` asks for it, those of a panel of them under its mean.
-    Of a panel both are the panel's, not a member's. With more than two verdicts: 1 with a verdict, 0 without.
-    rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in `Protocol.roles`; 0 where none is drawn.
+    y_B: (B,) int64 labels. verdict_B: (B,) int64 codes of verdicts; `Protocol.undecided` where the rounds ran out or no
+    side was favoured. confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless
+    its verdict is graded, 0.5 without one. Those of one network are where `Payment.graded` asks for it, those of a
+    panel of them under its mean. Of a panel both are the panel's, not a member's. With more than two verdicts: 1 with a
+    verdict, 0 without. rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in
+    `Protocol.roles`; 0 where none is drawn.
     """
 
     y_B: Tensor
@@ -53,7 +59,8 @@ PaymentFunction = Callable[[Ends], Mapping[str, "Tensor"]]
 
 @dataclass(frozen=True)
 class Stake:
-    """What a role makes of an agent. table: what it is paid at the end. goal: the verdict that it argues for, None for none."""
+    """What a role makes of an agent. table: what it is paid at the end. goal: the verdict that it argues for, None for
+    none."""
 
     table: Table
     goal: int | None = None
@@ -63,13 +70,14 @@ class Stake:
 class Payment:
     """Who is paid for what.
 
-    payoff: agent -> its table; who is left out gets nothing at the end. turns: agent -> speaker -> paid to the agent for each turn of the
-    speaker; of the verifier's turns those count that neither decide nor come last. goals: prover -> the verdict that it argues for; a
-    prover left out argues for none. function: pays at the end what no table says. scoring: what a graded verdict pays those who are paid
-    for being right, between their two amounts; everybody else's share of acceptance is its confidence. by_role: role -> agent -> what
-    stands in episodes of that role in place of the agent's entries in payoff and goals. per_error: agent -> paid at the end for each unit
-    of the error that the scenario finds in what was estimated (`Scenario.estimate_error`). verdicts: how many there are. graded: the
-    function reads how sure a network is of its verdict, and torch can differentiate what it pays by that.
+    payoff: agent -> its table; who is left out gets nothing at the end. turns: agent -> speaker -> paid to the agent
+    for each turn of the speaker; of the verifier's turns those count that neither decide nor come last. goals: prover
+    -> the verdict that it argues for; a prover left out argues for none. function: pays at the end what no table says.
+    scoring: what a graded verdict pays those who are paid for being right, between their two amounts; everybody else's
+    share of acceptance is its confidence. by_role: role -> agent -> what stands in episodes of that role in place of
+    the agent's entries in payoff and goals. per_error: agent -> paid at the end for each unit of the error that the
+    scenario finds in what was estimated (`Scenario.estimate_error`). verdicts: how many there are. graded: the function
+    reads how sure a network is of its verdict, and torch can differentiate what it pays by that.
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)
@@ -92,13 +100,15 @@ class Payment:
     ) -> Payment:
         """The tables that `params` describe: the verifier is paid for being right, provers for their goals.
 
-        goals: every prover -> the verdict that it is paid for, None for one who wants nothing. verifier: its name, or those of all members
-        of a panel. With `shared_reward` all provers have the verifier's table. by_role: every role that the episode may draw -> agent ->
-        its stake in it, which stands above that. Entries of
-        `params.payoff` stand above all, those of a role above the agent's own.
+        goals: every prover -> the verdict that it is paid for, None for one who wants nothing. verifier: its name, or
+        those of all members of a panel. With `shared_reward` all provers have the verifier's table. by_role: every role
+        that the episode may draw -> agent -> its stake in it, which stands above that. Entries of `params.payoff` stand
+        above all, those of a role above the agent's own.
         """
         count = len(params.verdicts)
-        judged = for_being_right(params.verifier_reward, params.verifier_incorrect_penalty, params.verifier_terminated_penalty, count)
+        judged = for_being_right(
+            params.verifier_reward, params.verifier_incorrect_penalty, params.verifier_terminated_penalty, count
+        )
         deciders = (verifier,) if isinstance(verifier, str) else tuple(verifier)
         asking = dict.fromkeys(deciders, params.verifier_no_guess_reward) if params.verifier_no_guess_reward else {}
         payoff = dict.fromkeys(deciders, judged)
@@ -147,13 +157,15 @@ class Payment:
         return entries.turns.items() <= self.turns.get(agent, {}).items()
 
     def arguing(self, goals: Mapping[str, int]) -> Payment:
-        """The same where provers argue for these verdicts. One who argues for another than here, and is paid for a verdict whatever the
-        label, is paid for that one instead; whoever is paid for being right stays so. In every role, where roles are drawn.
+        """The same where provers argue for these verdicts. One who argues for another than here, and is paid for a
+        verdict whatever the label, is paid for that one instead; whoever is paid for being right stays so. In every
+        role, where roles are drawn.
         """
         if self.by_role:
             parts = {role: self.of(role).arguing(goals) for role in self.by_role}
             stakes = {
-                role: {agent: Stake(table, part.goals.get(agent)) for agent, table in part.payoff.items()} for role, part in parts.items()
+                role: {agent: Stake(table, part.goals.get(agent)) for agent, table in part.payoff.items()}
+                for role, part in parts.items()
             }
             return replace(self, by_role=stakes)
         turned = {
@@ -170,7 +182,12 @@ class Payment:
     def is_paid(self, agent: str) -> bool:
         """Return True if anything that happens makes a difference to what this agent is paid."""
         several = any(len({amount for row in table for amount in row}) > 1 for table in self.tables(agent))
-        return several or any(self.turns.get(agent, {}).values()) or bool(self.per_error.get(agent)) or agent in self._of_function()
+        return (
+            several
+            or any(self.turns.get(agent, {}).values())
+            or bool(self.per_error.get(agent))
+            or agent in self._of_function()
+        )
 
     def _of_function(self) -> Set[str]:
         """Whom the payment function names."""
@@ -182,8 +199,8 @@ class Payment:
         return set(self.function(Ends(one_B, one_B, one_B.float(), one_B, torch.zeros_like(one_B))))
 
     def mid_point(self, agent: str) -> float:
-        """Half way between an agent's good and bad ends: between the least of the labels' (and roles') better verdicts and the most of the
-        worse.
+        """Half way between an agent's good and bad ends: between the least of the labels' (and roles') better verdicts
+        and the most of the worse.
         """
         rows = [row for table in self.tables(agent) for row in table]
         return (min(max(row[:-1]) for row in rows) + max(min(row[:-1]) for row in rows)) / 2
@@ -202,7 +219,9 @@ def for_verdict(verdict: int, amount: float, verdicts: int = 2) -> Table:
 def for_being_right(right: float, wrong: float, undecided: float, verdicts: int = 2) -> Table:
     """These amounts for a right verdict, a wrong one, and none."""
     codes = range(verdicts)
-    return tuple((*(float(right) if code == label else float(wrong) for code in codes), float(undecided)) for label in codes)
+    return tuple(
+        (*(float(right) if code == label else float(wrong) for code in codes), float(undecided)) for label in codes
+    )
 
 
 def _exchanged(row: Row, one: int, other: int) -> Row:

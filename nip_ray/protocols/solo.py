@@ -1,4 +1,5 @@
-"""The protocol in which one agent of another protocol plays alone and decides: for supervised training on the labels."""
+"""The protocol in which one agent of another protocol plays alone and decides: for supervised training on the
+labels."""
 
 from dataclasses import replace
 
@@ -8,18 +9,22 @@ from nip_ray.protocols.spec import Protocol
 
 
 def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
-    """`protocol` with `agent` alone, as the verifier: a turn in every round in the channels that it writes to (all that it sees if none).
+    """`protocol` with `agent` alone, as the verifier: a turn in every round in the channels that it writes to (all that
+    it sees if none).
 
-    Channels seen, rounds and what is told of roles (here drawn, and of no use) stay as they are, and with them the widths of what the
-    agent reads: a body trained here fits there.
-    A decision counts from the first round on. Raises UserError for an agent that does not play.
+    Channels seen, rounds and what is told of roles (here drawn, and of no use) stay as they are, and with them the
+    widths of what the agent reads: a body trained here fits there. A decision counts from the first round on. Raises
+    UserError for an agent that does not play.
     """
     if agent not in protocol.agents:
         raise UserError(f"agent {agent!r} does not play {protocol.name!r}; its agents are {list(protocol.agents)}")
     writes = tuple(protocol.channels[c] for c in protocol.writes[agent]) or tuple(protocol.sees[agent])
     verifier, paid = agent if agent in protocol.verifiers else protocol.viewpoint, protocol.payment
     told, by_role = agent in protocol.told, {role: {} for role in protocol.roles}
-    judged, asking = paid.payoff.get(verifier, for_being_right(1, -1, -1, paid.verdicts)), paid.turns.get(verifier, {}).get(verifier, 0.0)
+    judged, asking = (
+        paid.payoff.get(verifier, for_being_right(1, -1, -1, paid.verdicts)),
+        paid.turns.get(verifier, {}).get(verifier, 0.0),
+    )
     return replace(
         protocol,
         agents=(agent,),
@@ -27,7 +32,10 @@ def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
         turns=((tuple((agent, channel) for channel in writes),),),
         min_rounds=1,
         payment=Payment(
-            {agent: judged}, {agent: {agent: asking}} if asking else {}, by_role=by_role if told else {}, verdicts=paid.verdicts
+            {agent: judged},
+            {agent: {agent: asking}} if asking else {},
+            by_role=by_role if told else {},
+            verdicts=paid.verdicts,
         ),
         verifier=agent,
         force_guess=None,

@@ -1,16 +1,19 @@
 """What a protocol is: one frozen table of agents, channels, visibility, turns, limits and payment.
 
 Decisions that matter here:
-- who speaks when is data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed picks its
-  seed class, so "which prover speaks" can be random without any code;
-- a verifier's turn carries both a message in each of its channels and a decision: one of K verdicts, 0 to K - 1, or to continue, K
-  (`Protocol.undecided`). There are two unless a table says otherwise: reject 0, accept 1, continue 2, with constants of these names;
+- who speaks when is data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed
+  picks its seed class, so "which prover speaks" can be random without any code;
+- a verifier's turn carries both a message in each of its channels and a decision: one of K verdicts, 0 to K - 1, or to
+  continue, K (`Protocol.undecided`). There are two unless a table says otherwise: reject 0, accept 1, continue 2, with
+  constants of these names;
 - payment is data too: a table over label and verdict for each agent (`nip_ray.protocols.payment`);
-- a role is a property of the seed class as well: it has a name, may change who is paid for what, and is told to whom `told` says. All
-  others see what they would see in any other role;
-- a role that an agent chooses is written into the episode's seed, as if it had been drawn: whatever reads roles off seeds reads it too;
+- a role is a property of the seed class as well: it has a name, may change who is paid for what, and is told to whom
+  `told` says. All others see what they would see in any other role;
+- a role that an agent chooses is written into the episode's seed, as if it had been drawn: whatever reads roles off
+  seeds reads it too;
 - a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`);
-- torch is imported when a tensor is first asked for, so that configs are checked against the very tables that are played.
+- torch is imported when a tensor is first asked for, so that configs are checked against the very tables that are
+  played.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
 """
 
@@ -45,10 +48,10 @@ Turn = tuple[str, str]  # (agent, channel)
 class ZeroKnowledge:
     """What the zero-knowledge wrapper adds to a protocol; see `nip_ray.protocols.zero_knowledge`.
 
-    adversary: the verifier that tries to learn more than the verdict. simulator: the agent that must produce its conversation alone.
-    simulator_reward: paid to the simulator per unit of similarity; the adversary pays as much. prover_reward: paid to each prover per
-    unit of what the simulator is paid. legacy: as published: the simulator has no decision head, and symbols that cannot be said take
-    part in the similarity.
+    adversary: the verifier that tries to learn more than the verdict. simulator: the agent that must produce its
+    conversation alone. simulator_reward: paid to the simulator per unit of similarity; the adversary pays as much.
+    prover_reward: paid to each prover per unit of what the simulator is paid. legacy: as published: the simulator has
+    no decision head, and symbols that cannot be said take part in the similarity.
     """
 
     adversary: str
@@ -65,21 +68,22 @@ class ZeroKnowledge:
 
 @dataclass(frozen=True)
 class Protocol:
-    """One protocol, as data. Axes used throughout: B copies, A agents, C channels, R rounds, Y labels and V = Y verdicts.
+    """One protocol, as data. Axes used throughout: B copies, A agents, C channels, R rounds, Y labels and V = Y
+    verdicts.
 
-    name: its name in configs. agents, channels: names, in index order. verdicts: names of what the verifier can say that an instance is,
-    in the order of the labels.
-    sees: agent -> the channels that it reads (it may write only to these).
-    turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
-    max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
-    payment: the rewards. verifier: the agent whose decision ends the episode, None in a game whose scenario is the judge. panel: several
-    deciders in its place; `verifier` is then no agent but the name of them all.
-    roles: names of the seed classes, where the episode draws who is what; () where it draws no more than turns. There is then one table of
-    turns for all, or one for each. told: the agents that see the drawn role, in their observation ("told") or prompt.
-    chooser: the prover whose decision in its first turn (`choice_round`) is the role, in place of the one that was drawn; to continue
-    leaves it at that. Roles are then the verdicts, and those who are told see the role from the next round on.
-    force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead of ending it: its value
-    continues, and whoever learns bootstraps there. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
+    name: its name in configs. agents, channels: names, in index order. verdicts: names of what the verifier can say
+    that an instance is, in the order of the labels. sees: agent -> the channels that it reads (it may write only to
+    these). turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in
+    that round. max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from
+    round min_rounds - 1. payment: the rewards. verifier: the agent whose decision ends the episode, None in a game
+    whose scenario is the judge. panel: several deciders in its place; `verifier` is then no agent but the name of them
+    all. roles: names of the seed classes, where the episode draws who is what; () where it draws no more than turns.
+    There is then one table of turns for all, or one for each. told: the agents that see the drawn role, in their
+    observation ("told") or prompt. chooser: the prover whose decision in its first turn (`choice_round`) is the role,
+    in place of the one that was drawn; to continue leaves it at that. Roles are then the verdicts, and those who are
+    told see the role from the next round on. force_guess: see `ProtocolParams`. cuts: in a game without a verifier,
+    running out of rounds cuts it off instead of ending it: its value continues, and whoever learns bootstraps there.
+    zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
     """
 
     name: str
@@ -102,7 +106,8 @@ class Protocol:
 
     @property
     def undecided(self) -> int:
-        """The code of the decision to continue, and of an end without a verdict: the one after those of the verdicts."""
+        """The code of the decision to continue, and of an end without a verdict: the one after those of the
+        verdicts."""
         return len(self.verdicts)
 
     @property
@@ -112,7 +117,8 @@ class Protocol:
 
     @property
     def graded(self) -> bool:
-        """True if more than the verdict counts of what the verifier, or a panel's members, state: the probability of acceptance."""
+        """True if more than the verdict counts of what the verifier, or a panel's members, state: the probability of
+        acceptance."""
         mean = self.panel is not None and self.panel.rule == "mean"
         return self.verifier is not None and (mean or self.payment.scoring != "linear" or self.payment.graded)
 
@@ -128,7 +134,8 @@ class Protocol:
 
     @property
     def seed_classes(self) -> int:
-        """How many episode seeds in a row make all the difference there is; `seed % seed_classes` is an episode's class."""
+        """How many episode seeds in a row make all the difference there is; `seed % seed_classes` is an episode's
+        class."""
         return len(self.roles) or len(self.turns)
 
     def role_of(self, seed: int) -> str | None:
@@ -159,7 +166,11 @@ class Protocol:
         """The round in which the chooser chooses, -1 without one."""
         if self.chooser is None:
             return -1
-        return next(r for r in range(self.max_rounds) if any(agent == self.chooser for agent, _ in self.turns[0][r % len(self.turns[0])]))
+        return next(
+            r
+            for r in range(self.max_rounds)
+            if any(agent == self.chooser for agent, _ in self.turns[0][r % len(self.turns[0])])
+        )
 
     def chosen(self, round_B: Tensor, seed_B: Tensor, decision_B: Tensor) -> Tensor:
         """(B,) int64: the episode seeds after a round in which the chooser decided this."""
@@ -172,9 +183,11 @@ class Protocol:
         return round_N == self.choice_round if agent == self.chooser else round_N >= self.min_rounds - 1
 
     def wanted_by(self, prover: str, label: int) -> dict[int, tuple[str, ...]]:
-        """The verdicts that `prover` is after on instances of `label` -> the roles in which it is (() where no roles are drawn).
+        """The verdicts that `prover` is after on instances of `label` -> the roles in which it is (() where no roles
+        are drawn).
 
-        It is after the verdict that it argues for. Where it argues for none and the role says what it is paid: after the best paid ones.
+        It is after the verdict that it argues for. Where it argues for none and the role says what it is paid: after
+        the best paid ones.
         """
         found: dict[int, tuple[str, ...]] = {}
         for role in self.roles or (None,):
@@ -192,8 +205,8 @@ class Protocol:
         return tuple(any(name == agent for turns in table for name, _ in turns) for table in self.turns)
 
     def seeds_within(self, roles: Collection[str], seed_B: Tensor, speakers: Collection[str] = ()) -> Tensor:
-        """(B,) int64: episode seeds like these that draw one of `roles` and give one of `speakers` a turn, each class of them as often; the
-        same where that is so in every episode. Neither restricts anything where it is empty.
+        """(B,) int64: episode seeds like these that draw one of `roles` and give one of `speakers` a turn, each class
+        of them as often; the same where that is so in every episode. Neither restricts anything where it is empty.
         """
         tables = [self.speaks_in(agent) for agent in speakers]
         places = [self.roles.index(role) for role in roles] or list(range(self.seed_classes))
@@ -215,7 +228,8 @@ class Protocol:
 
     @property
     def verifiers(self) -> tuple[str, ...]:
-        """The agents whose decisions make the verdict: the verifier, or the members of the panel; none in a game without a verdict."""
+        """The agents whose decisions make the verdict: the verifier, or the members of the panel; none in a game
+        without a verdict."""
         if self.panel is not None:
             return self.panel.members
         return () if self.verifier is None else (self.verifier,)
@@ -238,7 +252,11 @@ class Protocol:
     @property
     def fixed_stances(self) -> bool:
         """True if the protocol itself says who argues for what: not where each prover is paid for acceptance alone."""
-        return bool(self.roles) or not self.provers or any(self.payment.goals.get(agent) != ACCEPT for agent in self.provers)
+        return (
+            bool(self.roles)
+            or not self.provers
+            or any(self.payment.goals.get(agent) != ACCEPT for agent in self.provers)
+        )
 
     @cached_property
     def deciders(self) -> tuple[str, ...]:
@@ -252,7 +270,10 @@ class Protocol:
         import torch
 
         rows = [
-            [[[(a, c) in table[r % len(table)] for c in self.channels] for a in self.agents] for r in range(self.max_rounds)]
+            [
+                [[(a, c) in table[r % len(table)] for c in self.channels] for a in self.agents]
+                for r in range(self.max_rounds)
+            ]
             for table in self.turns
         ]
         return torch.tensor(rows)
@@ -269,7 +290,8 @@ class Protocol:
         return {agent: tuple(ever_AC[a].nonzero().flatten().tolist()) for a, agent in enumerate(self.agents)}
 
     def active(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
-        """(B, A, C) bool: who may write where, in round `round_B` of copies with episode seeds `seed_B` (both (B,) int64)."""
+        """(B, A, C) bool: who may write where, in round `round_B` of copies with episode seeds `seed_B` (both (B,)
+        int64)."""
         table = self._tables.get(round_B.device)
         if table is None:
             table = self._tables[round_B.device] = self.turn_table_SKAC.to(round_B.device)
@@ -289,25 +311,33 @@ class Protocol:
 
     @cached_property
     def verifier_rounds(self) -> tuple[int, ...]:
-        """The rounds, counted from 0, in which one who decides has a turn under every episode seed; none in a game without a verdict."""
+        """The rounds, counted from 0, in which one who decides has a turn under every episode seed; none in a game
+        without a verdict."""
         speaks = [[any(agent in self.verifiers for agent, _ in turns) for turns in table] for table in self.turns]
         return tuple(r for r in range(self.max_rounds) if all(row[r % len(row)] for row in speaks))
 
     @cached_property
     def verifier_turns(self) -> int:
-        """How many turns the verifier has before the rounds run out (the fewest over episode seeds, and over the members of a panel)."""
+        """How many turns the verifier has before the rounds run out (the fewest over episode seeds, and over the
+        members of a panel)."""
         return int(self.turn_table_SKAC[:, :, self.verifier_indices].any(-1).sum(1).min())
 
     def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """(role, label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for nothing."""
+        """(role, label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for
+        nothing."""
         found = self._amounts.get(device)
         if found is None:
             import torch
 
             parts = [self.payment.of(role) for role in self.roles or (None,)]
             codes = range(self.undecided + 1)
-            payoff = [[[[part.table(a)[y][v] for a in self.agents] for v in codes] for y in codes[:-1]] for part in parts]
-            turns = [[self.payment.turns.get(agent, {}).get(speaker, 0.0) for speaker in self.agents] for agent in self.agents]
+            payoff = [
+                [[[part.table(a)[y][v] for a in self.agents] for v in codes] for y in codes[:-1]] for part in parts
+            ]
+            turns = [
+                [self.payment.turns.get(agent, {}).get(speaker, 0.0) for speaker in self.agents]
+                for agent in self.agents
+            ]
             turns_AA = torch.tensor(turns, device=device) if any(map(any, turns)) else None
             found = self._amounts[device] = torch.tensor(payoff, device=device), turns_AA
         return found
@@ -318,8 +348,8 @@ class Protocol:
         return {}
 
     def reward_mid_point(self, agent: str, role: str | None = None) -> float:
-        """The threshold that tells positive from negative examples of an agent in `role`, or in all roles if it knows none, see
-        `Payment.mid_point`; in a game without a verifier it is 0.
+        """The threshold that tells positive from negative examples of an agent in `role`, or in all roles if it knows
+        none, see `Payment.mid_point`; in a game without a verifier it is 0.
         """
         payment = self.payment if role is None else self.payment.of(role)
         return 0.0 if self.verifier is None else payment.mid_point(agent)

@@ -1,7 +1,8 @@
 """The protocols that ship: each a table. All of them are in `PROTOCOLS`; a user's own joins them with `register`.
 
-A protocol of your own takes a builder from `ProtocolParams` to `Protocol`; see `register` and `check`. What a config may say of a
-protocol (who plays, for how long, which parameters count) is read off the tables themselves, so they load no torch.
+A protocol of your own takes a builder from `ProtocolParams` to `Protocol`; see `register` and `check`. What a config
+may say of a protocol (who plays, for how long, which parameters count) is read off the tables themselves, so they load
+no torch.
 """
 
 import sys
@@ -18,7 +19,8 @@ from nip_ray.settings.protocol import FIXED, ProtocolSettings
 
 Round = tuple[Turn, ...]
 _VERIFIER = (
-    "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward", "verifier_scoring",
+    "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward",
+    "verifier_scoring",
 )  # fmt: skip
 AMOUNTS = (*_VERIFIER, "prover_reward", "shared_reward")
 """The parameters that `Payment.from_params` reads."""
@@ -29,8 +31,8 @@ _NEEDS = {"prover0_first": ("sequential", True), "prover_reward": ("shared_rewar
 def reads(*names: str) -> Callable[[ProtocolBuilder], ProtocolBuilder]:
     """State which parameters a builder reads: any other one is refused where a config sets it.
 
-    Limits, verdicts, payoff and zero knowledge need no statement; they are checked against the table itself. A builder that states nothing
-    is taken to read all parameters.
+    Limits, verdicts, payoff and zero knowledge need no statement; they are checked against the table itself. A builder
+    that states nothing is taken to read all parameters.
     """
 
     def state(builder: ProtocolBuilder) -> ProtocolBuilder:
@@ -61,7 +63,9 @@ def debate(params: ProtocolParams) -> Protocol:
     """A prover for each verdict, each with a channel of its own that all can read."""
     goals = {f"prover{verdict}": verdict for verdict in range(len(params.verdicts))}
     names = tuple(f"{prover}_channel" for prover in goals)
-    return replace(_some_provers("debate", params, dict.fromkeys((*goals, "verifier"), names), goals), verdicts=params.verdicts)
+    return replace(
+        _some_provers("debate", params, dict.fromkeys((*goals, "verifier"), names), goals), verdicts=params.verdicts
+    )
 
 
 @reads(*AMOUNTS, "force_guess", "verifier_first", "sequential", "prover0_first")
@@ -77,14 +81,15 @@ def mnip(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess", "one_prover")
 def merlin_arthur(params: ProtocolParams) -> Protocol:
-    """One of two provers (one for each verdict), drawn by the episode seed (even: prover0), sends one message; the verifier decides."""
+    """One of two provers (one for each verdict), drawn by the episode seed (even: prover0), sends one message; the
+    verifier decides."""
     return _drawn_prover("merlin_arthur", params, False, 2, 1)
 
 
 @reads(*_VERIFIER, "force_guess", "prover_reward")
 def helpful_sneaky(params: ProtocolParams) -> Protocol:
-    """One message of the prover, then the decision. The episode draws whether the prover is helpful (paid where the verdict is right) or
-    sneaky (paid where it is wrong). It knows, and the verifier does not.
+    """One message of the prover, then the decision. The episode draws whether the prover is helpful (paid where the
+    verdict is right) or sneaky (paid where it is wrong). It knows, and the verifier does not.
 
     Source: Kirchner et al., "Prover-verifier games improve legibility of LLM outputs", arXiv 2407.13692.
     """
@@ -98,21 +103,24 @@ def helpful_sneaky(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess", "verifier_first", "one_prover")
 def consultancy(params: ProtocolParams) -> Protocol:
-    """The verifier questions one of two provers, who argues for the side that it is given; the episode seed picks which (even: prover0).
+    """The verifier questions one of two provers, who argues for the side that it is given; the episode seed picks which
+    (even: prover0).
 
-    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is. With more verdicts
-    there is a prover for each. With `one_prover` one prover argues for all sides, as the episode draws and tells it: one network or model
-    learns them. Source: Khan et al., "Debating with more persuasive LLMs leads to more truthful answers", ICML 2024; Kenton et al., arXiv
-    2407.04622 (assigned consultancy).
+    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is.
+    With more verdicts there is a prover for each. With `one_prover` one prover argues for all sides, as the episode
+    draws and tells it: one network or model learns them. Source: Khan et al., "Debating with more persuasive LLMs leads
+    to more truthful answers", ICML 2024; Kenton et al., arXiv 2407.04622 (assigned consultancy).
     """
     return _drawn_prover("consultancy", params, params.verifier_first, *_limits(params, 8))
 
 
 @reads(*AMOUNTS, "force_guess")
 def open_consultancy(params: ProtocolParams) -> Protocol:
-    """The prover chooses the side that it argues for with its first message, which all hear; then the verifier asks, or decides.
+    """The prover chooses the side that it argues for with its first message, which all hear; then the verifier asks, or
+    decides.
 
-    Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open consultancy).
+    Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open
+    consultancy).
     """
     assigned = _drawn_prover("open_consultancy", replace(params, one_prover=True), False, *_limits(params, 8))
     return replace(assigned, chooser="prover", told=assigned.agents)
@@ -120,7 +128,8 @@ def open_consultancy(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def open_debate(params: ProtocolParams) -> Protocol:
-    """prover0 chooses its side with its first message, prover1 is given the other; they speak in turn, then the verifier asks, or decides.
+    """prover0 chooses its side with its first message, prover1 is given the other; they speak in turn, then the
+    verifier asks, or decides.
 
     Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open debate).
     """
@@ -128,7 +137,9 @@ def open_debate(params: ProtocolParams) -> Protocol:
     order = replace(params, sequential=True, prover0_first=True, verifier_first=False, **limits)
     goals = {"prover0": None, "prover1": None}
     sides = {"reject": (REJECT, ACCEPT), "accept": (ACCEPT, REJECT)}
-    stakes = {side: [Stake(for_verdict(goal, params.prover_reward), goal) for goal in pair] for side, pair in sides.items()}
+    stakes = {
+        side: [Stake(for_verdict(goal, params.prover_reward), goal) for goal in pair] for side, pair in sides.items()
+    }
     by_role = {side: {} if params.shared_reward else dict(zip(goals, pair)) for side, pair in stakes.items()}
     made = debate(order)
     payment = Payment.from_params(params, goals, by_role=by_role)
@@ -137,7 +148,8 @@ def open_debate(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def critique(params: ProtocolParams) -> Protocol:
-    """The proposer argues for acceptance, the critic, who reads that, for rejection; the verifier, its judge, reads both and decides.
+    """The proposer argues for acceptance, the critic, who reads that, for rejection; the verifier, its judge, reads
+    both and decides.
 
     Source: Saunders et al., "Self-critiquing models for assisting human evaluators", arXiv 2206.05802.
     """
@@ -157,10 +169,12 @@ def critique(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess", "half_chosen_by")
 def bisection(params: ProtocolParams) -> Protocol:
-    """prover1 commits to the state half way, prover0 keeps the half that it disputes, and so on; then the verifier judges what is left.
+    """prover1 commits to the state half way, prover0 keeps the half that it disputes, and so on; then the verifier
+    judges what is left.
 
-    k halvings take 2k + 1 rounds. Who keeps a half may be the verifier instead; there is one prover then. Source: Canetti, Riva and
-    Rothblum, "Practical delegation of computation using multiple servers", CCS 2011 (binary search for the step that two servers dispute).
+    k halvings take 2k + 1 rounds. Who keeps a half may be the verifier instead; there is one prover then. Source:
+    Canetti, Riva and Rothblum, "Practical delegation of computation using multiple servers", CCS 2011 (binary search
+    for the step that two servers dispute).
     """
     rounds = max(3, 9 if params.max_rounds is None else params.max_rounds | 1)
     opposed = params.half_chosen_by == "opponent"
@@ -182,11 +196,13 @@ def bisection(params: ProtocolParams) -> Protocol:
 
 @reads(*AMOUNTS, "force_guess")
 def prover_estimator(params: ProtocolParams) -> Protocol:
-    """The prover splits its claim in two, the estimator says how likely each part is, the prover points at an estimate that it calls too
-    low or too high, and so on with that part; then the verifier judges what is left, and what the estimates were of.
+    """The prover splits its claim in two, the estimator says how likely each part is, the prover points at an estimate
+    that it calls too low or too high, and so on with that part; then the verifier judges what is left, and what the
+    estimates were of.
 
-    k halvings take 3k + 1 rounds. The prover is paid for acceptance and for the error of the estimates, which the estimator pays. Source:
-    Brown-Cohen, Irving and Piliouras, "Avoiding obfuscation with prover-estimator debate", arXiv 2506.13609.
+    k halvings take 3k + 1 rounds. The prover is paid for acceptance and for the error of the estimates, which the
+    estimator pays. Source: Brown-Cohen, Irving and Piliouras, "Avoiding obfuscation with prover-estimator debate",
+    arXiv 2506.13609.
     """
     rounds = 13 if params.max_rounds is None else max(1, params.max_rounds // 3) * 3 + 1
     agents = ("prover", "estimator", "verifier")
@@ -274,7 +290,8 @@ def multi_channel_test(params: ProtocolParams) -> Protocol:
 
 @reads(*_VERIFIER, "force_guess", "shared_reward")
 def message_game(params: ProtocolParams) -> Protocol:
-    """Prover and verifier both speak in every round, only the last decision counts, and both want it to be right. For speed tests."""
+    """Prover and verifier both speak in every round, only the last decision counts, and both want it to be right. For
+    speed tests."""
     agents = ("prover", "verifier")
     max_rounds, _ = _limits(params, 8)
     return Protocol(
@@ -292,7 +309,8 @@ def message_game(params: ProtocolParams) -> Protocol:
 
 @reads()
 def matrix_game(params: ProtocolParams) -> Protocol:
-    """Two players move at once in every round (there is one, or as many as asked), each in a channel that both see; the scenario pays."""
+    """Two players move at once in every round (there is one, or as many as asked), each in a channel that both see; the
+    scenario pays."""
     channels = ("player0_channel", "player1_channel")
     max_rounds, _ = _limits(params, 1)
     return _game("matrix_game", channels, ((("player0", channels[0]), ("player1", channels[1])),), max_rounds)
@@ -300,7 +318,8 @@ def matrix_game(params: ProtocolParams) -> Protocol:
 
 @reads()
 def kuhn_poker(params: ProtocolParams) -> Protocol:
-    """player0, player1 and once more player0 in one channel; the scenario deals, pays, and mostly ends the game before the third move."""
+    """player0, player1 and once more player0 in one channel; the scenario deals, pays, and mostly ends the game before
+    the third move."""
     first: Round = (("player0", "main"),)
     second: Round = (("player1", "main"),)
     return _game("kuhn_poker", ("main",), (first, second), 3)
@@ -308,7 +327,8 @@ def kuhn_poker(params: ProtocolParams) -> Protocol:
 
 @reads()
 def hironaka(params: ProtocolParams) -> Protocol:
-    """The host chooses, the agent answers, in one channel; the scenario pays, says when it is over, and how many rounds there are at most.
+    """The host chooses, the agent answers, in one channel; the scenario pays, says when it is over, and how many rounds
+    there are at most.
 
     Running out of rounds is no end: the game is cut off.
     """
@@ -318,15 +338,21 @@ def hironaka(params: ProtocolParams) -> Protocol:
 
 
 _BUILDERS = (
-    nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, bisection,
-    prover_estimator, judge_panel, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka,
+    nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip,
+    bisection, prover_estimator, judge_panel, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker,
+    hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)
 """Names of those that are known before any plugin is imported."""
 _FOR_TESTS = ("multi_channel_test",)
 """Played by name, and named in no list."""
-BOUND_TO_SCENARIO = {"message_game": "message_game", "matrix_game": "matrix_game", "kuhn_poker": "matrix_game", "hironaka": "hironaka"}
+BOUND_TO_SCENARIO = {
+    "message_game": "message_game",
+    "matrix_game": "matrix_game",
+    "kuhn_poker": "matrix_game",
+    "hironaka": "hironaka",
+}
 """Protocol -> the one scenario that it is played in, and that is played under no protocols but these."""
 _LIMITS = ("max_rounds", "min_rounds")
 _LENGTHS = {
@@ -348,8 +374,8 @@ def listed() -> list[str]:
 def register(name: str, builder: ProtocolBuilder) -> None:
     """Add a protocol of your own under `name`, after checking what it builds with default parameters.
 
-    The same definition again (a cell that is run again, a file that is imported and named in `plugins`) takes the place of the former.
-    Raises UserError when the name is taken or `check` finds a fault.
+    The same definition again (a cell that is run again, a file that is imported and named in `plugins`) takes the place
+    of the former. Raises UserError when the name is taken or `check` finds a fault.
     """
     from nip_ray.protocols.conformance import check
 
@@ -360,7 +386,8 @@ def register(name: str, builder: ProtocolBuilder) -> None:
 
 
 def same_definition(one: Any, other: Any) -> bool:
-    """Whether two classes or functions are one definition, executed again: of one name in one module, or in one file."""
+    """Whether two classes or functions are one definition, executed again: of one name in one module, or in one
+    file."""
     if one is other:
         return True
     names = [(getattr(made, "__module__", None), getattr(made, "__qualname__", None)) for made in (one, other)]
@@ -373,21 +400,29 @@ def same_definition(one: Any, other: Any) -> bool:
 def build(name: str, **params: Any) -> Protocol:
     """The protocol `name` with `params` (fields of `ProtocolParams`), checked.
 
-    Raises UserError for an unknown name or parameter, a parameter that the protocol has no use for, or a table that `check` refuses.
+    Raises UserError for an unknown name or parameter, a parameter that the protocol has no use for, or a table that
+    `check` refuses.
     """
     from nip_ray.protocols.conformance import check
 
     if name not in PROTOCOLS:
-        raise UserError(f"unknown protocol {name!r}; expected one of {', '.join(sorted(listed()))} (one of your own needs `plugins`)")
+        raise UserError(
+            f"unknown protocol {name!r}; expected one of {', '.join(sorted(listed()))} (one of your own needs"
+            " `plugins`)"
+        )
     known = {f.name for f in fields(ProtocolParams)}
     for key in params:
         if key not in known:
-            raise UserError(f"protocol {name!r}: unknown parameter {key!r}; expected some of {', '.join(sorted(known))}")
+            raise UserError(
+                f"protocol {name!r}: unknown parameter {key!r}; expected some of {', '.join(sorted(known))}"
+            )
     made = ProtocolParams(**params)
     for fault in parameter_faults(name, made):
         raise UserError(f"protocol.{fault}")
     if made.zero_knowledge and name in BOUND_TO_SCENARIO:
-        raise UserError(f"protocol.zero_knowledge: not available for {name!r}, which is no proof but a game; set it to false")
+        raise UserError(
+            f"protocol.zero_knowledge: not available for {name!r}, which is no proof but a game; set it to false"
+        )
     protocol = table_of(name, made)
     check(protocol)
     return protocol
@@ -413,7 +448,9 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
     table = build_table(params)
     if table.verdicts != params.verdicts:
         known = ", ".join(_VERDICTS)
-        yield f"verdicts: {name} is defined for {' and '.join(TWO_VERDICTS)} alone, leave them out or use one of {known}"
+        yield (
+            f"verdicts: {name} is defined for {' and '.join(TWO_VERDICTS)} alone, leave them out or use one of {known}"
+        )
         return
     for key in _LIMITS:
         asked, own = getattr(params, key), getattr(table, key)
@@ -433,7 +470,9 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
         if key == "zero_knowledge" or key in _ZERO_KNOWLEDGE:
             unused = table.verifier is None
         else:
-            unused = stated is not None and (key not in stated or (other is not None and getattr(params, other) != value))
+            unused = stated is not None and (
+                key not in stated or (other is not None and getattr(params, other) != value)
+            )
         if unused:
             yield f"{key}: {name} has {'no use' if table.verifier else 'no verifier and no use'} for it, leave it out"
 
@@ -449,7 +488,10 @@ def _payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterat
             continue
         for other, place in ((agent, ""), *((speaker, ".turns") for speaker in entries.turns)):
             if other not in table.agents:
-                yield f"payoff.{agent if place else other}{place}: no agent {other!r} of {name}, expected one of {', '.join(table.agents)}"
+                yield (
+                    f"payoff.{agent if place else other}{place}: no agent {other!r} of {name}, expected one of"
+                    f" {', '.join(table.agents)}"
+                )
         unknown = [role for role in entries.by_role if role not in table.roles]
         known = f"expected one of {', '.join(table.roles)}" if table.roles else f"{name} draws none, leave it out"
         yield from (f"payoff.{agent}.by_role.{role}: no such role, {known}" for role in unknown)
@@ -461,7 +503,10 @@ def _verdict_faults(name: str, params: ProtocolParams) -> Iterator[str]:
     """Entries of tables that are named for two verdicts where there are more, and tables of another shape."""
     count = len(params.verdicts)
     if count < 3 and params.verdicts != TWO_VERDICTS:
-        yield f"verdicts: got {', '.join(params.verdicts) or 'none'}, expected {' and '.join(TWO_VERDICTS)}, or more than two"
+        yield (
+            f"verdicts: got {', '.join(params.verdicts) or 'none'}, expected {' and '.join(TWO_VERDICTS)}, or more"
+            " than two"
+        )
     for agent, entries in params.payoff.items():
         by_role = {f"payoff.{agent}.by_role.{role}": own for role, own in entries.by_role.items()}
         for key, own in {f"payoff.{agent}": entries, **by_role}.items():
@@ -485,7 +530,11 @@ def _limits(params: ProtocolParams, max_rounds: int, min_rounds: int = 1) -> tup
 
 
 def _game(
-    name: str, channels: tuple[str, ...], table: tuple[Round, ...], max_rounds: int, agents: tuple[str, str] = ("player0", "player1")
+    name: str,
+    channels: tuple[str, ...],
+    table: tuple[Round, ...],
+    max_rounds: int,
+    agents: tuple[str, str] = ("player0", "player1"),
 ) -> Protocol:
     """Two players who see everything, and no verifier."""
     return Protocol(
@@ -501,7 +550,9 @@ def _game(
     )
 
 
-def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_rounds: int, min_rounds: int) -> Protocol:
+def _two_party(
+    name: str, params: ProtocolParams, table: tuple[Round, ...], max_rounds: int, min_rounds: int
+) -> Protocol:
     agents = ("prover", "verifier")
     return Protocol(
         name=name,
@@ -516,9 +567,11 @@ def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_
     )
 
 
-def _drawn_prover(name: str, params: ProtocolParams, verifier_first: bool, max_rounds: int, min_rounds: int) -> Protocol:
-    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or acceptance, of as many
-    provers as there are verdicts. With `one_prover` it picks the side of the only one.
+def _drawn_prover(
+    name: str, params: ProtocolParams, verifier_first: bool, max_rounds: int, min_rounds: int
+) -> Protocol:
+    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or
+    acceptance, of as many provers as there are verdicts. With `one_prover` it picks the side of the only one.
     """
     verdicts = params.verdicts
     if params.one_prover:
@@ -545,7 +598,9 @@ def _drawn_prover(name: str, params: ProtocolParams, verifier_first: bool, max_r
     )
 
 
-def _some_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]) -> Protocol:
+def _some_provers(
+    name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]
+) -> Protocol:
     """Debate and mnip: the same four turn orders, other visibility and goals."""
     own: list[Turn] = [(prover, f"{prover}_channel") for prover in goals]
     ask: Round = tuple(("verifier", channel) for _, channel in own)

@@ -1,19 +1,23 @@
 """Zero knowledge: a wrapper around any protocol with one verifier, as one more table, and what it pays.
 
-A proof has zero knowledge if whoever asks learns nothing but the verdict: everything that a verifier sees in a conversation with
-the provers it could have made up alone. So there are two conversations in an episode, with the same provers: the verifier's, and
-that of an *adversarial verifier*, who follows no rule and wants to learn what it can. A *simulator*, who hears no prover, must say
-what the adversarial verifier says. The nearer it comes, the less was given away: the similarity of the two agents' choices is paid
-to the simulator and, in part, to the provers, and taken from the adversarial verifier.
+A proof has zero knowledge if whoever asks learns nothing but the verdict: everything that a verifier sees in a
+conversation with the provers it could have made up alone. So there are two conversations in an episode, with the same
+provers: the verifier's, and that of an *adversarial verifier*, who follows no rule and wants to learn what it can. A
+*simulator*, who hears no prover, must say what the adversarial verifier says. The nearer it comes, the less was given
+away: the similarity of the two agents' choices is paid to the simulator and, in part, to the provers, and taken from
+the adversarial verifier.
 
 How an episode goes:
 - every channel exists three times: ``_standard``, ``_adversarial`` and ``_simulator``, in this order;
-- verifier and adversarial verifier each end their own conversation, by the same rule (`nip_ray.protocols.batched_step`): the first decision
-  in an own turn from round ``min_rounds - 1`` on. Who has decided has no more turns, and is neither paid nor punished again;
-- provers speak in both conversations, in their turns, until the episode is over: also in one that has ended, where nobody asks any more.
-  They see both. The simulator continues until the episode is over; its decision, where it has one, ends nothing;
+- verifier and adversarial verifier each end their own conversation, by the same rule
+  (`nip_ray.protocols.batched_step`): the first decision in an own turn from round ``min_rounds - 1`` on. Who has
+  decided has no more turns, and is neither paid nor punished again;
+- provers speak in both conversations, in their turns, until the episode is over: also in one that has ended, where
+  nobody asks any more. They see both. The simulator continues until the episode is over; its decision, where it has
+  one, ends nothing;
 - the episode is over when both have decided, or when the rounds run out.
-Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, section on zero-knowledge proofs; the library's rules.
+Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, section on zero-knowledge proofs; the library's
+rules.
 """
 
 from __future__ import annotations
@@ -33,17 +37,24 @@ STANDARD, ADVERSARIAL, SIMULATED = "_standard", "_adversarial", "_simulator"
 
 
 def wrap(protocol: Protocol, params: ProtocolParams) -> Protocol:
-    """`protocol` with two conversations and a simulated one, and the amounts of `params`; limits, payment and seed classes are its own.
+    """`protocol` with two conversations and a simulated one, and the amounts of `params`; limits, payment and seed
+    classes are its own.
 
-    Raises UserError where `protocol` has no verifier, or several, draws roles, has been wrapped before, or has agents of the two names
-    that are added.
+    Raises UserError where `protocol` has no verifier, or several, draws roles, has been wrapped before, or has agents
+    of the two names that are added.
     """
     if protocol.verifier is None:
-        raise UserError(f"protocol.zero_knowledge: {protocol.name!r} has no verifier, so there is nothing to learn; set it to false")
+        raise UserError(
+            f"protocol.zero_knowledge: {protocol.name!r} has no verifier, so there is nothing to learn; set it to false"
+        )
     if protocol.roles:
-        raise UserError(f"protocol.zero_knowledge: not defined where roles are drawn, as in {protocol.name!r}; set it to false")
+        raise UserError(
+            f"protocol.zero_knowledge: not defined where roles are drawn, as in {protocol.name!r}; set it to false"
+        )
     if protocol.panel is not None:
-        raise UserError(f"protocol.zero_knowledge: not defined with several deciders, as in {protocol.name!r}, set it to false")
+        raise UserError(
+            f"protocol.zero_knowledge: not defined with several deciders, as in {protocol.name!r}, set it to false"
+        )
     if protocol.zero_knowledge is not None:
         raise UserError(f"protocol.zero_knowledge: {protocol.name!r} has it already; wrap it once")
     taken = {ADVERSARY, SIMULATOR} & set(protocol.agents)
@@ -51,7 +62,11 @@ def wrap(protocol: Protocol, params: ProtocolParams) -> Protocol:
         raise UserError(f"protocol.zero_knowledge: {protocol.name!r} has agents called {sorted(taken)}; rename them")
     asked = protocol.sees[protocol.verifier]
     sees = {agent: (*_copies(seen, STANDARD), *_copies(seen, ADVERSARIAL)) for agent, seen in protocol.sees.items()}
-    sees |= {protocol.verifier: _copies(asked, STANDARD), ADVERSARY: _copies(asked, ADVERSARIAL), SIMULATOR: _copies(asked, SIMULATED)}
+    sees |= {
+        protocol.verifier: _copies(asked, STANDARD),
+        ADVERSARY: _copies(asked, ADVERSARIAL),
+        SIMULATOR: _copies(asked, SIMULATED),
+    }
     return replace(
         protocol,
         agents=(*protocol.agents, ADVERSARY, SIMULATOR),

@@ -3,15 +3,17 @@
 Decisions that matter here:
 - an iteration is: every env runner plays its share, all learners learn from all shares, weights go back to the runners;
 - the iteration number seeds everything that is random in it and is part of the state: a restore continues exactly;
-- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is recreated is not waited for. A runner
-  that does not answer in time counts as lost, and is ended;
-- what fails by itself fails again: an error in an env runner or a learner ends the run at once, with its own message. Only lost
-  processes are recreated, and so often as the settings allow (stock RLlib retries anything for hours);
-- learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended. So are those that
-  do not answer in time: which of them hangs, nobody can tell;
-- weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight;
-- with `play.max_staleness` runners are asked for the next iteration before learning begins, and get the weights of that moment with the
-  question: so who stands in plays by the same ones, and a checkpoint, which has them, continues with the same numbers.
+- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is recreated is not
+  waited for. A runner that does not answer in time counts as lost, and is ended;
+- what fails by itself fails again: an error in an env runner or a learner ends the run at once, with its own message.
+  Only lost processes are recreated, and so often as the settings allow (stock RLlib retries anything for hours);
+- learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended.
+  So are those that do not answer in time: which of them hangs, nobody can tell;
+- weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in
+  flight;
+- with `play.max_staleness` runners are asked for the next iteration before learning begins, and get the weights of that
+  moment with the question: so who stands in plays by the same ones, and a checkpoint, which has them, continues with
+  the same numbers.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -44,7 +46,16 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, RolloutSamples, concatenate
 from nip_ray.progress import say
-from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, ask_learners, reason_of_death, said, unwrap
+from nip_ray.rllib.calls import (
+    PlayShares,
+    ReturnErrors,
+    TakeWeights,
+    Update,
+    ask_learners,
+    reason_of_death,
+    said,
+    unwrap,
+)
 from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.past import PastOpponents, PastPlay
@@ -70,9 +81,11 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.row: dict[str, Any] = {}
         self.durations: deque[float] = deque(maxlen=REMEMBERED)  # of iterations, in seconds
         self.past: PastOpponents | None = None
-        self._behind: dict[str, Any] | None = None  # the weights that the next iteration is played by, where they are not those of now
+        # the weights that the next iteration is played by, where they are not those of now
+        self._behind: dict[str, Any] | None = None
         self._ahead: Ahead | None = None  # the next iteration, once it is asked for
-        logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)  # what it says of lost runners, we say in a line
+        # what it says of lost runners, we say in a line
+        logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)
         with runners_by_value(store=self._needs_ray(config)), _learners_said():
             super().setup(config)
         self._refuse_broken_runners()
@@ -130,23 +143,32 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """RLlib's evaluation, on held-out instances unless ``evaluation_config["env_config"]["split"]`` says otherwise.
 
-        It has env runners of its own, made at the first call where the config names no interval; they have the weights when they begin:
-        the newest ones, whatever `average_weights` says, since training may go on meanwhile.
+        It has env runners of its own, made at the first call where the config names no interval; they have the weights
+        when they begin: the newest ones, whatever `average_weights` says, since training may go on meanwhile.
         """
         with self._no_needless_ray():
             if self.eval_env_runner_group is None:
                 self.eval_env_runner_group = EnvRunnerGroup(
-                    env_creator=self.env_creator, config=self.evaluation_config, logdir=self.logdir, tune_trial_id=self.trial_id
+                    env_creator=self.env_creator,
+                    config=self.evaluation_config,
+                    logdir=self.logdir,
+                    tune_trial_id=self.trial_id,
                 )
-            if (local := self.eval_env_runner_group.local_env_runner) and self.config.evaluation_force_reset_envs_before_iteration:
+            if (
+                local := self.eval_env_runner_group.local_env_runner
+            ) and self.config.evaluation_force_reset_envs_before_iteration:
                 local.evaluated = 0  # stock RLlib tells remote runners alone
-            if self.eval_env_runner_group.num_remote_env_runners():  # RLlib drops its own sync where a request is still in flight
+            # RLlib drops its own sync where a request is still in flight
+            if self.eval_env_runner_group.num_remote_env_runners():
                 state, limit = self._weights(), self.config.evaluation_sample_timeout_s
                 take = TakeWeights([ray.put(state[COMPONENT_RL_MODULE])], self.train_iteration)
                 self.eval_env_runner_group.foreach_env_runner(take, local_env_runner=False, timeout_seconds=limit)
             found = super().evaluate(parallel_train_future)
         if self.config.evaluation_duration == "auto" and not found.get(ENV_RUNNER_RESULTS):
-            say(f"warning: iteration {self.iteration + 1} was over before an evaluation of it; evaluation_duration takes a number, too")
+            say(
+                f"warning: iteration {self.iteration + 1} was over before an evaluation of it; evaluation_duration"
+                " takes a number, too"
+            )
         return found
 
     def _play(self) -> tuple[list[RolloutSamples], dict[str, Any]]:
@@ -155,7 +177,10 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         assert group is not None
         remote = group.num_remote_env_runners() > 0
         if self.config.max_staleness:
-            ahead, self._ahead = self._ahead or self._ahead_by(self._behind or self._weights_of_now(), iteration, ask=False), None
+            ahead, self._ahead = (
+                self._ahead or self._ahead_by(self._behind or self._weights_of_now(), iteration, ask=False),
+                None,
+            )
             plays, samples = ahead.plays, self._all_shares(ahead.request, ahead.calls)
         elif remote:
             plays = self._past_plays(iteration, remote)
@@ -189,8 +214,11 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         workers = range(1, self.config.num_env_runners + 1) if remote else (0,)
         return {w: self.past.play(learning, copies, iteration, max(0, w - 1), remote) for w in workers}
 
-    def _all_shares(self, request: Callable[[tuple[int, ...]], Any], calls: Mapping[int, Any] | None = None) -> list[RolloutSamples]:
-        """The shares of all remote runners, ordered by worker. request: workers -> what a runner is asked, to play their shares.
+    def _all_shares(
+        self, request: Callable[[tuple[int, ...]], Any], calls: Mapping[int, Any] | None = None
+    ) -> list[RolloutSamples]:
+        """The shares of all remote runners, ordered by worker. request: workers -> what a runner is asked, to play
+        their shares.
 
         calls: runner -> such a request that it has already.
         """
@@ -200,7 +228,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         while missing := [worker for worker in wanted if worker not in shares]:
             if not attempts_left:
                 now = self.train_iteration + 1
-                raise TrainingError(f"env runners {missing} gave nothing in iteration {now}, and no other runner could stand in")
+                raise TrainingError(
+                    f"env runners {missing} gave nothing in iteration {now}, and no other runner could stand in"
+                )
             # a share whose runner is gone goes to a healthy one
             found = self._taken_in(self._ask_runners(_planned(missing, request, self._healthy_runners())))
             attempts_left = _ATTEMPTS if found else attempts_left - 1
@@ -216,13 +246,17 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         deadline = time.monotonic() + self.config.sample_timeout_s
         while not (healthy := group.healthy_env_runner_ids()):
             if time.monotonic() > deadline:
-                raise TrainingError(f"no env runner came back within {self.config.sample_timeout_s:g} s (fault_tolerance.sample_timeout_s)")
+                raise TrainingError(
+                    f"no env runner came back within {self.config.sample_timeout_s:g} s"
+                    " (fault_tolerance.sample_timeout_s)"
+                )
             if group.probe_unhealthy_env_runners():
                 self.send_weights()
             elif all(reasons := [reason_of_death(actor) for actor in actors_of(group).actors().values()]):
                 times = self.config.max_num_env_runner_restarts
                 raise TrainingError(
-                    f"all env runners are lost for good (fault_tolerance.max_env_runner_restarts: {times}; the last: {reasons[-1]})"
+                    f"all env runners are lost for good (fault_tolerance.max_env_runner_restarts: {times}; the last:"
+                    f" {reasons[-1]})"
                 )
             else:
                 time.sleep(0.1)
@@ -236,7 +270,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return found
 
     def _ask_runners(self, calls: Mapping[int, Any], asked: bool = False) -> dict[int, Any]:
-        """What those runners answer, each to its call, that are neither lost nor silent for too long: those are out of service now.
+        """What those runners answer, each to its call, that are neither lost nor silent for too long: those are out of
+        service now.
 
         asked: they have their calls already, ahead. Raises TrainingError with the message of what a runner raised.
         """
@@ -248,20 +283,29 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         if asked:
             found = manager.fetch_ready_async_reqs(tags=_AHEAD, timeout_seconds=limit)
         else:
-            found = manager.foreach_actor(list(map(ReturnErrors, calls.values())), remote_actor_ids=list(calls), timeout_seconds=limit)
+            found = manager.foreach_actor(
+                list(map(ReturnErrors, calls.values())), remote_actor_ids=list(calls), timeout_seconds=limit
+            )
         answers = {answer.actor_id: answer for answer in found}
         for runner in calls:
             if runner in answers and not answers[runner].ok:
                 say(f"warning: env runner {runner} is lost; others play for it until it is recreated")
             elif runner not in answers and manager.is_actor_healthy(runner):
-                say(f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.{setting}) and is recreated")
+                say(
+                    f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.{setting}) and is"
+                    " recreated"
+                )
                 ray.kill(manager.actors()[runner], no_restart=False)  # else it would be asked again, or answer too late
                 manager.set_actor_state(runner, healthy=False)
         return {runner: unwrap(answer.get()) for runner, answer in answers.items() if answer.ok}
 
     def _refuse_broken_runners(self) -> None:
-        """Raise TrainingError when an env runner could not be made. One that was lost while it was made is like any that is lost."""
-        for group, what in ((self.env_runner_group, "env runner"), (self.eval_env_runner_group, "evaluation env runner")):
+        """Raise TrainingError when an env runner could not be made. One that was lost while it was made is like any
+        that is lost."""
+        for group, what in (
+            (self.env_runner_group, "env runner"),
+            (self.eval_env_runner_group, "evaluation env runner"),
+        ):
             if group is None or not group.num_remote_env_runners():
                 continue
             for answer in actors_of(group).foreach_actor(methodcaller("ping"), healthy_only=False):
@@ -281,7 +325,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         arguments = {"iteration": self.train_iteration, "lr": self.config.base_lr(self.train_iteration)}
         if self.config.schedules or self.config.policies_to_train is not None:
             arguments["updated"] = self.config.who_learns(self.train_iteration)
-        flat = self._learned(self._update("episodes", samples, arguments), arguments.get("updated", self.scenario.protocol.agents))
+        flat = self._learned(
+            self._update("episodes", samples, arguments), arguments.get("updated", self.scenario.protocol.agents)
+        )
         flat["learn/lr"] = arguments["lr"]
         return flat
 
@@ -329,7 +375,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     def _weights_of_now(self) -> dict[str, Any]:
         """A copy of what was sent last, as tensors."""
-        return {agent: {name: torch.tensor(value) for name, value in state.items()} for agent, state in self._sent.items()}
+        return {
+            agent: {name: torch.tensor(value) for name, value in state.items()} for agent, state in self._sent.items()
+        }
 
     def _weights(self) -> dict[str, Any]:
         state = self._first_learner(methodcaller("get_state", components=COMPONENT_RL_MODULE))
@@ -401,14 +449,19 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.send_weights()
 
     def networks(self) -> dict[str, nn.Module]:
-        """All agents' networks, in this process, with the weights by which they are evaluated: averages where `average_weights` is set."""
+        """All agents' networks, in this process, with the weights by which they are evaluated: averages where
+        `average_weights` is set."""
         learner = local_learner(self.learner_group)
         if learner is not None and not learner.averages:
             return dict(learner.networks)
         if not hasattr(self, "_networks"):
             made = networks_of(self.config.env_config["experiment"])
-            self._networks = made if learner is None else {agent: made[agent].to(learner.device) for agent in learner.networks}
-        weights = self._first_learner(methodcaller("training_state"))["modules"] if learner is None else learner.averages
+            self._networks = (
+                made if learner is None else {agent: made[agent].to(learner.device) for agent in learner.networks}
+            )
+        weights = (
+            self._first_learner(methodcaller("training_state"))["modules"] if learner is None else learner.averages
+        )
         for agent, own in weights.items():
             self._networks[agent].load_state_dict(own)
         return self._networks
@@ -418,7 +471,10 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         return nullcontext() if self._needs_ray(self.config) else runners_by_value(store=False)
 
     def _needs_ray(self, config: AlgorithmConfig) -> bool:
-        return bool(config.num_env_runners or config.num_learners or config.evaluation_num_env_runners) or ray.is_initialized()
+        return (
+            bool(config.num_env_runners or config.num_learners or config.evaluation_num_env_runners)
+            or ray.is_initialized()
+        )
 
     def _foreach_learner(self, function: Any, only: list[int] | None = None) -> list[Any]:
         """What `function` gives on every learner, or on those numbered in `only`; see `ask_learners`."""
@@ -449,8 +505,8 @@ for _name in REFUSED_CALLS:
 
 @dataclass(frozen=True)
 class Ahead:
-    """An iteration whose weights are fixed. plays: worker -> whom it meets of the past. request: workers -> what a runner is asked, to play
-    their shares. calls: runner -> what it was asked already."""
+    """An iteration whose weights are fixed. plays: worker -> whom it meets of the past. request: workers -> what a
+    runner is asked, to play their shares. calls: runner -> what it was asked already."""
 
     plays: dict[int, PastPlay | None]
     request: Callable[[tuple[int, ...]], Any]

@@ -28,9 +28,18 @@ __all__ = [
 ]
 
 warnings.warn(
-    "nip_ray.rllib.algorithms: import from nip_ray.rllib.ppo, .reinforce, .stackelberg, .solo, .dqn, .config or .algorithm instead",
+    "nip_ray.rllib.algorithms: import from nip_ray.rllib.ppo, .reinforce, .stackelberg, .solo, .dqn, .config or"
+    " .algorithm instead",
     DeprecationWarning,
     stacklevel=2,
 )
-_FORMER = {"base": algorithm, "config": config, "dqn": dqn, "ppo": ppo, "reinforce": reinforce, "solo": solo, "stackelberg": stackelberg}
+_FORMER = {
+    "base": algorithm,
+    "config": config,
+    "dqn": dqn,
+    "ppo": ppo,
+    "reinforce": reinforce,
+    "solo": solo,
+    "stackelberg": stackelberg,
+}
 sys.modules.update({f"{__name__}.{name}": module for name, module in _FORMER.items()})

@@ -1,4 +1,5 @@
-"""The terms of a loss beside those of drawn actions, and over which turns the latter are means: shared by PPO and REINFORCE.
+"""The terms of a loss beside those of drawn actions, and over which turns the latter are means: shared by PPO and
+REINFORCE.
 
 The formulas are in `nip_ray.learning.verdicts`.
 """
@@ -18,7 +19,8 @@ def imitation_loss(policy: Policy, rows: AgentRows, own: Tensor, all_rows: Tenso
 
 
 def imitated(log_policy: LogPolicy, rows: AgentRows, own: Tensor, all_rows: Tensor) -> Tensor:
-    """The divergence from what a search found, mean over the turns `own`, each weighted by its stake over the minibatch's mean stake."""
+    """The divergence from what a search found, mean over the turns `own`, each weighted by its stake over the
+    minibatch's mean stake."""
     assert rows.taught_NFS is not None
     taught_KFS, stake_K = rows.taught_NFS[own], stakes(rows.taught_NFS[all_rows])
     mean_stake = stake_K.sum() / (stake_K > 0).sum().clamp_min(1)
@@ -26,8 +28,8 @@ def imitated(log_policy: LogPolicy, rows: AgentRows, own: Tensor, all_rows: Tens
 
 
 def weights_of(data: AgentData, own: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """((K,) 1 for turns that the agent's network played, 0 for those that were found by a search; (K,) the same, and 0 for turns whose
-    expected pay is known as well). None: all are 1."""
+    """((K,) 1 for turns that the agent's network played, 0 for those that were found by a search; (K,) the same, and 0
+    for turns whose expected pay is known as well). None: all are 1."""
     drawn_K = None if data.rows.taught_NFS is None else ~taught_turns(data.rows.taught_NFS[own])
     sampled_K = drawn_K
     if data.verdicts is not None:
@@ -38,11 +40,18 @@ def weights_of(data: AgentData, own: Tensor) -> tuple[Tensor | None, Tensor | No
 
 
 def further_terms(
-    policy: Policy, log_policy: LogPolicy, data: AgentData, own: Tensor, all_rows: Tensor, normalize: bool, clip: float | None
+    policy: Policy,
+    log_policy: LogPolicy,
+    data: AgentData,
+    own: Tensor,
+    all_rows: Tensor,
+    normalize: bool,
+    clip: float | None,
 ) -> dict[str, Tensor]:
     """What is added to the loss over the turns `own`, by name: nothing, "verdict" or "imitation".
 
-    all_rows, normalize: advantages are scaled by mean and deviation over these turns, if at all. clip: of probability ratios (None: none).
+    all_rows, normalize: advantages are scaled by mean and deviation over these turns, if at all. clip: of probability
+    ratios (None: none).
     """
     found = {}
     if data.verdicts is not None:
@@ -51,7 +60,8 @@ def further_terms(
         advantage_KD = (known.pay_ND - data.value_N[own][:, None] - middle) / deviation
         found["verdict"] = expected_objective(log_policy, known, advantage_KD, clip).mean()
     if data.y_N is not None and policy.may_decide is not None:
-        deciding = data.rows.obs["may_decide"][all_rows].to(data.advantage_N.dtype).mean()  # of the whole minibatch, whoever has its rows
+        # of the whole minibatch, whoever has its rows
+        deciding = data.rows.obs["may_decide"][all_rows].to(data.advantage_N.dtype).mean()
         found["verdict"] = label_loss(policy, data.y_N[own]).mean() / deciding.clamp_min(1 / len(all_rows))
     if data.rows.taught_NFS is not None:
         found["imitation"] = imitated(log_policy, data.rows, own, all_rows)

@@ -1,7 +1,9 @@
-"""What an algorithm asks of its env runners and learners: small named callables, so that they pickle by reference, and their errors.
+"""What an algorithm asks of its env runners and learners: small named callables, so that they pickle by reference, and
+their errors.
 
-An env runner that raises is ended by RLlib, and its error stands in a log on some node; so errors travel back as answers (`ReturnErrors`).
-That a learner is gone is mostly noticed first by another one, as an error of the connection between them.
+An env runner that raises is ended by RLlib, and its error stands in a log on some node; so errors travel back as
+answers (`ReturnErrors`). That a learner is gone is mostly noticed first by another one, as an error of the connection
+between them.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -27,14 +29,16 @@ _DEATH_S = 30.0  # within which Ray is sure to know that a process is gone
 
 
 class Failure:
-    """An error on its way back. trace: of one whose message does not say it all. of_peers: raised by a learner's talking to others."""
+    """An error on its way back. trace: of one whose message does not say it all. of_peers: raised by a learner's
+    talking to others."""
 
     def __init__(self, message: str, trace: str = "", of_peers: bool = False) -> None:
         self.message, self.trace, self.of_peers = message, trace, of_peers
 
 
 class ReturnErrors:
-    """Calls a function and returns its error instead of raising it: RLlib ends an env runner that raises, without a message."""
+    """Calls a function and returns its error instead of raising it: RLlib ends an env runner that raises, without a
+    message."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -76,11 +80,13 @@ def said(error: RayError) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
 
 
-def ask_learners(learners: Sequence[Any], functions: Sequence[Callable[[Any], Any]], only: Sequence[int], limit_s: float) -> list[Any]:
+def ask_learners(
+    learners: Sequence[Any], functions: Sequence[Callable[[Any], Any]], only: Sequence[int], limit_s: float
+) -> list[Any]:
     """What `functions` give, each on the learner that is numbered at its place in `only`.
 
-    Raises LearnerLost when a learner is gone or has not answered within `limit_s` seconds, TrainingError when one raised, as soon
-    as that is known of any of them: the others may wait for it for ever. They are ended then.
+    Raises LearnerLost when a learner is gone or has not answered within `limit_s` seconds, TrainingError when one
+    raised, as soon as that is known of any of them: the others may wait for it for ever. They are ended then.
     """
     calls = [learners[i].apply.remote(ReturnErrors(function)) for i, function in zip(only, functions, strict=True)]
     waiting, found, deadline = list(calls), {}, time.monotonic() + limit_s
@@ -122,7 +128,8 @@ def _refuse_lost(learners: Sequence[Any]) -> None:
 
 
 def _is_lost(actor: Any) -> bool:
-    """Return True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
+    """Return True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is
+    not."""
     try:
         ray.get(actor.apply.remote(_alive), timeout=0.2)
     except RayActorError:
@@ -138,11 +145,15 @@ def _alive(actor: Any) -> bool:
 
 
 class PlayShares:
-    """To an env runner: play these workers' shares of an iteration. past: worker -> whom it meets of the past. by: with which weights
-    (None: those that it has)."""
+    """To an env runner: play these workers' shares of an iteration. past: worker -> whom it meets of the past. by: with
+    which weights (None: those that it has)."""
 
     def __init__(
-        self, workers: tuple[int, ...], iteration: int, past: Mapping[int, PastPlay | None], by: "TakeWeights | None" = None
+        self,
+        workers: tuple[int, ...],
+        iteration: int,
+        past: Mapping[int, PastPlay | None],
+        by: "TakeWeights | None" = None,
     ) -> None:
         self.workers, self.iteration, self.by = workers, iteration, by
         self.past = {worker: own for worker in workers if (own := past.get(worker)) is not None}
@@ -151,7 +162,9 @@ class PlayShares:
         if self.by is not None:
             self.by(runner)
         past = {worker: own.here() for worker, own in self.past.items()}
-        played = [runner.sample(iteration=self.iteration, worker=worker, past=past.get(worker)) for worker in self.workers]
+        played = [
+            runner.sample(iteration=self.iteration, worker=worker, past=past.get(worker)) for worker in self.workers
+        ]
         return [sample for samples in played for sample in samples], runner.get_metrics()
 
 
@@ -168,7 +181,9 @@ class TakeWeights:
 class RollOut:
     """To an env runner: play these workers' shares of a roll-out. opponents: role -> (who plays it,)."""
 
-    def __init__(self, plan: Exploration, workers: tuple[int, ...], opponents: Mapping[str, tuple[ray.ObjectRef, ...]]) -> None:
+    def __init__(
+        self, plan: Exploration, workers: tuple[int, ...], opponents: Mapping[str, tuple[ray.ObjectRef, ...]]
+    ) -> None:
         self.plan, self.workers, self.opponents = plan, workers, dict(opponents)
 
     def __call__(self, runner: ProtocolEnvRunner) -> tuple[list[RolloutSamples], Any]:

@@ -41,8 +41,8 @@ def start_ray(config: ExperimentConfig) -> None:
         if not config.play.num_env_runners:
             fewer = "fewer learners.num_learners learn the same"
         say(
-            f"warning: {workers} processes take turns on the {cores} cores of this machine, each with about half a gigabyte of memory; "
-            f"{fewer}"
+            f"warning: {workers} processes take turns on the {cores} cores of this machine, each with about half a"
+            f" gigabyte of memory; {fewer}"
         )
     if bundles and ray.is_initialized() and ray.util.get_current_placement_group() is None:
         check_cluster(bundles, autoscaling=config.runtime.autoscaling)

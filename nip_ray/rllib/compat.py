@@ -1,8 +1,9 @@
 """What we use of RLlib that is not public: here alone, each name with the version of Ray in which it was read.
 
-`EnvRunnerGroup` puts its config into the object store in any case. That starts a cluster for a run that is all in this process; and Ray
-cannot make an actor again whose arguments the store has lost. No option prevents it, so while an algorithm of ours is built, that one
-module of RLlib sees another `ray.put`; `ray` itself, and whoever else calls it, is left alone.
+`EnvRunnerGroup` puts its config into the object store in any case. That starts a cluster for a run that is all in this
+process; and Ray cannot make an actor again whose arguments the store has lost. No option prevents it, so while an
+algorithm of ours is built, that one module of RLlib sees another `ray.put`; `ray` itself, and whoever else calls it, is
+left alone.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalMemberAccess=false
@@ -77,7 +78,8 @@ def send_no_states(config: AlgorithmConfig) -> None:
 
 
 class WithoutLogFolder:
-    """An algorithm that writes nothing into its log folder. Outside Tune stock RLlib leaves an empty one in the user's home."""
+    """An algorithm that writes nothing into its log folder. Outside Tune stock RLlib leaves an empty one in the user's
+    home."""
 
     def _setup_logdir(self) -> None:
         if self._storage is None:
@@ -111,7 +113,8 @@ class _Ray:
 
 
 class _Group(EnvRunnerGroup):
-    """Asks the local env runner for spaces, not the first remote one, which there may not be where it could not be made."""
+    """Asks the local env runner for spaces, not the first remote one, which there may not be where it could not be
+    made."""
 
     def get_spaces(self) -> Any:
         local = self.local_env_runner
@@ -123,11 +126,14 @@ _LOCK = threading.RLock()  # of the names that are exchanged below
 
 @contextmanager
 def runners_by_value(store: bool) -> Iterator[None]:
-    """Within it env runners are made from the config itself, some kilobytes. store: other things go to the object store as ever."""
+    """Within it env runners are made from the config itself, some kilobytes. store: other things go to the object store
+    as ever."""
     put = ray.put
     with _LOCK:
         before = env_runner_group.ray, algorithm.EnvRunnerGroup
-        env_runner_group.ray = _Ray(lambda value: put(value) if store and not isinstance(value, AlgorithmConfig) else value)
+        env_runner_group.ray = _Ray(
+            lambda value: put(value) if store and not isinstance(value, AlgorithmConfig) else value
+        )
         algorithm.EnvRunnerGroup = _Group
         try:
             yield

@@ -85,7 +85,9 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """
         made = config if isinstance(config, ExperimentConfig) else ExperimentConfig.model_validate(config)
         if not isinstance(made.algorithm, self.settings_class):
-            raise UserError(f"algorithm.name: got {made.algorithm.name}, which {type(self).__name__} does not implement")
+            raise UserError(
+                f"algorithm.name: got {made.algorithm.name}, which {type(self).__name__} does not implement"
+            )
         self._take(made.algorithm)
         self._limit_restarts(made.fault_tolerance)
         self.schedules = dict(made.schedules)
@@ -112,13 +114,16 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def training(self, **kwargs: Any) -> Self:
-        """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib. Raises UserError for an unknown one."""
+        """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib. Raises UserError for
+        an unknown one."""
         rule = self._rule_names()
         given: dict[str, str] = {}  # setting -> the name under which it was given
         for key in [key for key in kwargs if self._word(key) in rule]:
             other = given.setdefault(self._word(key), key)
             if other != key:
-                raise UserError(f"training({key}=...): {other} is another word for it and is given too, leave one of them out")
+                raise UserError(
+                    f"training({key}=...): {other} is another word for it and is given too, leave one of them out"
+                )
             setattr(self, self._word(key), kwargs.pop(key))
         theirs = signature(AlgorithmConfig.training).parameters
         for key in kwargs:
@@ -128,16 +133,20 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
-        """RLlib's, where settings of the learning rule count by their own names as they do in `training`, and after ``rule``."""
+        """RLlib's, where settings of the learning rule count by their own names as they do in `training`, and after
+        ``rule``."""
         config_dict = dict(config_dict.items())  # RLlib hands over whole configs, too, which cannot be iterated over
         for key in ("rule", "env_config"):
             if not isinstance(config_dict.get(key, {}), Mapping):
                 raise UserError(f"{key}: got {config_dict[key]!r}, expected a mapping")
-        both = vars(AlgorithmConfig())  # RLlib has some of the same name and another meaning, which a dumped config repeats
+        # RLlib has some of the same name and another meaning, which a dumped config repeats
+        both = vars(AlgorithmConfig())
         words = {key: self._word(key) for key in config_dict}
         ours = {word: config_dict[key] for key, word in words.items() if word in self._rule_names()}
         named = {word: value for word, value in ours.items() if word in _RLLIB_NAMES or value != both.get(word)}
-        super().update_from_dict({key: config_dict[key] for key, word in words.items() if word not in {*self._rule_names(), "rule"}})
+        super().update_from_dict(
+            {key: config_dict[key] for key, word in words.items() if word not in {*self._rule_names(), "rule"}}
+        )
         for key, value in {**config_dict.get("rule", {}), **named}.items():
             if key != "name":
                 setattr(self, key, value)
@@ -166,7 +175,8 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        """RLlib's checks, and ours; the experiment takes the seed of this config. Raises UserError when no experiment was given."""
+        """RLlib's checks, and ours; the experiment takes the seed of this config. Raises UserError when no experiment
+        was given."""
         if not (self.env_config or {}).get("experiment"):
             raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
         defaults = type(self)()
@@ -188,32 +198,42 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return RLModuleSpec(module_class=AgentModule)
 
     def skips_silent_messages(self) -> bool:
-        """Whether a deciding turn's message is left out of log-probabilities; runners and learners must agree. See `Policy.silenced`."""
+        """Whether a deciding turn's message is left out of log-probabilities; runners and learners must agree. See
+        `Policy.silenced`."""
         return getattr(self.settings(), "skip_silent_messages", False)
 
     def learns_from_every_verdict(self) -> bool:
-        """Return True if play keeps what deciders would have been paid for each decision (``verdict_gradient: expected``)."""
+        """Return True if play keeps what deciders would have been paid for each decision (``verdict_gradient:
+        expected``)."""
         return getattr(self.settings(), "verdict_gradient", "sampled") == "expected"
 
     def base_lr(self, iteration: int) -> float:
-        """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for it."""
+        """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for
+        it."""
         return base_lr(self.settings(), iteration, self.total_iterations)
 
     def who_learns(self, iteration: int) -> tuple[str, ...]:
-        """The agents that learn in an iteration: neither at rest by their schedule nor left out of `policies_to_train`."""
+        """The agents that learn in an iteration: neither at rest by their schedule nor left out of
+        `policies_to_train`."""
         agents, chosen = self._agents(), self.policies_to_train
         if chosen is not None:
             agents = tuple(agent for agent in agents if (chosen(agent, None) if callable(chosen) else agent in chosen))
         return updated_agents(self.schedules, agents, iteration)
 
     def split(self) -> str:
-        """Whose instances env runners play: what `env_config` says, else held-out ones in evaluations and those for training otherwise."""
+        """Whose instances env runners play: what `env_config` says, else held-out ones in evaluations and those for
+        training otherwise."""
         return self.env_config.get("split", "test" if self.in_evaluation else "train")
 
     def _experiment_in_force(self) -> ExperimentConfig:
-        """The experiment with what this config says otherwise. Raises UserError for a setting of a wrong type or out of bounds."""
+        """The experiment with what this config says otherwise. Raises UserError for a setting of a wrong type or out of
+        bounds."""
         experiment = self.env_config["experiment"]
-        play = {"num_env_runners": self.num_env_runners, "num_copies": self.num_envs_per_env_runner, "max_staleness": self.max_staleness}
+        play = {
+            "num_env_runners": self.num_env_runners,
+            "num_copies": self.num_envs_per_env_runner,
+            "max_staleness": self.max_staleness,
+        }
         changed = {
             "algorithm": asdict(self.settings()),
             "play": {**experiment["play"], **play},
@@ -222,9 +242,12 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return cast(ExperimentConfig, config_from_dict({**experiment, **changed}))
 
     def _hand_on_seed(self) -> None:
-        """Every draw comes from the experiment's seed, in env runners, learners and new networks: make it this config's."""
+        """Every draw comes from the experiment's seed, in env runners, learners and new networks: make it this
+        config's."""
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise UserError(f"seed: got {self.seed!r}, expected a whole number from 0 on; every random draw comes from it")
+            raise UserError(
+                f"seed: got {self.seed!r}, expected a whole number from 0 on; every random draw comes from it"
+            )
         experiment = self.env_config["experiment"]
         if experiment["seed"] == self.seed:
             return
@@ -266,9 +289,13 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             raise UserError(f"env_config.split: got {self.split()!r}, {suggest(str(self.split()), SPLITS)}")
         agents = self._agents()
         if {*self.policies} != {*agents}:
-            raise UserError(f"policies: got {', '.join(map(str, self.policies))}, expected one for each agent: {', '.join(agents)}")
+            raise UserError(
+                f"policies: got {', '.join(map(str, self.policies))}, expected one for each agent: {', '.join(agents)}"
+            )
         if self.policy_mapping_fn is not agent_is_module:
-            raise UserError("policy_mapping_fn: every agent has the module of its own name; leave it as .experiment() sets it")
+            raise UserError(
+                "policy_mapping_fn: every agent has the module of its own name; leave it as .experiment() sets it"
+            )
         chosen = self.policies_to_train
         for key, named in (
             ("policies_to_train", () if chosen is None or callable(chosen) else chosen),
@@ -280,16 +307,22 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         for agent, own in self.algorithm_config_overrides_per_module.items():
             if {*own} - ({"lr"} & self._rule_names()):
                 takes = "lr" if "lr" in self._rule_names() else "nothing; set roles"
-                raise UserError(f"algorithm_config_overrides_per_module: {agent}: got {', '.join(own)}, expected {takes}")
+                raise UserError(
+                    f"algorithm_config_overrides_per_module: {agent}: got {', '.join(own)}, expected {takes}"
+                )
 
     def _check_evaluation(self) -> None:
-        """In an evaluation nobody learns, and how long and where it is played is said by options of the config itself."""
+        """In an evaluation nobody learns, and how long and where it is played is said by options of the config
+        itself."""
         own = {**vars(self), **self.rule}
         for key, value in (self.evaluation_config or {}).items():
             word = self._word(key)
             idle = word in {*self._rule_names(), *_RLLIB_NAMES.values(), "num_env_runners", *SET_IN_EVALUATION}
             if (idle or key.startswith("evaluation_")) and value != own.get(word, value):
-                raise UserError(f"evaluation_config.{key}: has no effect in an evaluation, set it in the config itself or leave it out")
+                raise UserError(
+                    f"evaluation_config.{key}: has no effect in an evaluation, set it in the config itself or leave"
+                    " it out"
+                )
 
     def _check_modules(self) -> None:
         """Classes of one's own are derived from ours, which is what the rest of ours talks to."""
@@ -304,18 +337,26 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             raise UserError(f"rl_module_spec: expected a module for each agent: {', '.join(self._agents())}")
         for agent, spec in specs.items():
             if not issubclass(spec.module_class, AgentModule):
-                raise UserError(f"rl_module_spec: {agent}: got {spec.module_class.__name__}, expected a subclass of AgentModule")
+                raise UserError(
+                    f"rl_module_spec: {agent}: got {spec.module_class.__name__}, expected a subclass of AgentModule"
+                )
             for name in _FORWARDS:
                 if getattr(spec.module_class, name) is not getattr(AgentModule, name):
-                    raise UserError(f"rl_module_spec: {agent}: {name} of one's own is never called, set `network` in setup()")
+                    raise UserError(
+                        f"rl_module_spec: {agent}: {name} of one's own is never called, set `network` in setup()"
+                    )
             if not _alike((spec.model_config or {}).get("experiment"), self.env_config["experiment"]):
-                raise UserError("env_config.experiment: differs from that of the modules, call .experiment() with the new one")
+                raise UserError(
+                    "env_config.experiment: differs from that of the modules, call .experiment() with the new one"
+                )
 
     def _check_callbacks(self) -> None:
         for name in ("on_episode_created", "on_episode_start", "on_episode_step"):
             for made in force_list(self.callbacks_class):
                 if getattr(made, name) is not getattr(RLlibCallback, name):
-                    raise UserError(f"{made.__name__}.{name}: never called, use instead: on_episode_end or on_sample_end")
+                    raise UserError(
+                        f"{made.__name__}.{name}: never called, use instead: on_episode_end or on_sample_end"
+                    )
 
     def _agents(self) -> tuple[str, ...]:
         return scenario_of(self.env_config["experiment"]).protocol.agents

@@ -2,9 +2,10 @@
 
 Decisions that matter here:
 
-- It is tried on the message game (or an experiment that is given), in this process, without Ray: what workers do with it is the same code.
-- What is asked is what runs promise their users: the same seed gives the same numbers, a resumed run those of one that was never stopped,
-  an agent that rests is left alone.
+- It is tried on the message game (or an experiment that is given), in this process, without Ray: what workers do with
+  it is the same code.
+- What is asked is what runs promise their users: the same seed gives the same numbers, a resumed run those of one that
+  was never stopped, an agent that rests is left alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,11 +31,13 @@ _ITERATIONS = 3
 
 
 def check_algorithm(config: type[ProtocolAlgorithmConfig], experiment: Mapping[str, Any] | None = None) -> None:
-    """Raise one UserError that lists what is wrong with the learning rule of `config`; return quietly when nothing is found.
+    """Raise one UserError that lists what is wrong with the learning rule of `config`; return quietly when nothing is
+    found.
 
-    experiment: what to try it on, as a config's plain data without its algorithm (default: the message game, which takes a second or two).
-    Checked: its settings, that learning changes weights and logs finite figures under the names it announces, that it repeats itself,
-    continues from a saved state to the bit, and leaves agents alone that rest. The rule must be registered.
+    experiment: what to try it on, as a config's plain data without its algorithm (default: the message game, which
+    takes a second or two). Checked: its settings, that learning changes weights and logs finite figures under the names
+    it announces, that it repeats itself, continues from a saved state to the bit, and leaves agents alone that rest.
+    The rule must be registered.
     """
     refuse_faults(
         f"algorithm {config.settings_class().name!r}",
@@ -89,13 +92,18 @@ def _trained_faults(config: type[ProtocolAlgorithmConfig], experiment: Experimen
     for _ in range(_ITERATIONS - 1):
         resumed.train()
     if any(_differ(_weights(first), _weights(resumed), agent) for agent in learners):
-        yield "a resumed run gives other weights; keep what lasts beyond an update in extra_state() and load_extra_state()"
+        yield (
+            "a resumed run gives other weights; keep what lasts beyond an update in extra_state() and"
+            " load_extra_state()"
+        )
     yield from _resting_faults(config, experiment, learners)
     for algorithm in (first, again, resumed):
         algorithm.stop()
 
 
-def _resting_faults(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig, learners: list[str]) -> Iterator[str]:
+def _resting_faults(
+    config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig, learners: list[str]
+) -> Iterator[str]:
     """An agent whose schedule lets it rest in the first iteration has the same weights after it."""
     if len(learners) < 2:
         return
@@ -116,7 +124,10 @@ def _built(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig) 
 
 
 def _weights(algorithm: ProtocolAlgorithm) -> dict[str, dict[str, Tensor]]:
-    return {agent: {k: v.detach().clone() for k, v in network.state_dict().items()} for agent, network in algorithm.networks().items()}
+    return {
+        agent: {k: v.detach().clone() for k, v in network.state_dict().items()}
+        for agent, network in algorithm.networks().items()
+    }
 
 
 def _differ(one: Mapping[str, Mapping[str, Tensor]], other: Mapping[str, Mapping[str, Tensor]], agent: str) -> bool:

@@ -1,21 +1,28 @@
 """Deep Q-learning for several roles, each from its own replay buffer, in lock-step.
 
-The rule is in `nip_ray.learning.dqn`; here stand the config, who plays when, what is done with which rows, and the gradient step.
+The rule is in `nip_ray.learning.dqn`; here stand the config, who plays when, what is done with which rows, and the
+gradient step.
 
 Decisions that matter here:
-- a step is one gradient step of every trained role, in their order; roll-outs for the roles that are due follow it. Between two roll-outs
-  nothing but gradient steps happens, so these go to the learners in one call (a chunk), and weights go to remote env runners once a chunk;
-- an iteration is so many steps; step numbers, and with them learning rates and exploration, follow from the iteration's;
+- a step is one gradient step of every trained role, in their order; roll-outs for the roles that are due follow it.
+  Between two roll-outs nothing but gradient steps happens, so these go to the learners in one call (a chunk), and
+  weights go to remote env runners once a chunk;
+- an iteration is so many steps; step numbers, and with them learning rates and exploration, follow from the
+  iteration's;
 - in one process the runner plays with the learner's own networks, and transitions are handed over, not copied;
-- a role's values are the logits of its one message, its advantages if `dueling`, where its value output is added. So nothing else has to
-  know that a network was trained by this rule;
-- a gradient step sees batch statistics (batch norms in training mode) and moves the running ones, by which targets and play normalise.
-  The choice of the best next move by the trained network (`double`) is a move, so it is made as in play;
-- all of several learners hold the same buffers and draw the same rows; each works on its slice, and gradients, errors and running
-  statistics are shared. So they stay equal, and give the numbers of one learner, except where batch norms see slices;
-- between two roll-outs roles have nothing to do with each other, so on a processor each has a thread of its own, with its part of the
-  cores: small layers gain little from more. Not where a network draws random numbers, for which there is one stream;
-- what a step draws is seeded by (seed, role, step): nothing random has a state. Buffers and target networks are what checkpoints keep.
+- a role's values are the logits of its one message, its advantages if `dueling`, where its value output is added. So
+  nothing else has to know that a network was trained by this rule;
+- a gradient step sees batch statistics (batch norms in training mode) and moves the running ones, by which targets and
+  play normalise. The choice of the best next move by the trained network (`double`) is a move, so it is made as in
+  play;
+- all of several learners hold the same buffers and draw the same rows; each works on its slice, and gradients, errors
+  and running statistics are shared. So they stay equal, and give the numbers of one learner, except where batch norms
+  see slices;
+- between two roll-outs roles have nothing to do with each other, so on a processor each has a thread of its own, with
+  its part of the cores: small layers gain little from more. Not where a network draws random numbers, for which there
+  is one stream;
+- what a step draws is seeded by (seed, role, step): nothing random has a state. Buffers and target networks are what
+  checkpoints keep.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -83,7 +90,8 @@ class ProtocolDQNConfig(ProtocolAlgorithmConfig):
         self.explore = False  # outside roll-outs, whose exploration is the roles'
 
     def experiment(self, config: ExperimentConfig | Mapping[str, Any]) -> Self:
-        """See `ProtocolAlgorithmConfig.experiment`. Raises UserError also for a trained role whose turns are more than one choice."""
+        """See `ProtocolAlgorithmConfig.experiment`. Raises UserError also for a trained role whose turns are more than
+        one choice."""
         made = config if isinstance(config, ExperimentConfig) else ExperimentConfig.model_validate(config)
         super().experiment(made)
         scenario = scenario_of(self.env_config["experiment"])
@@ -94,9 +102,12 @@ class ProtocolDQNConfig(ProtocolAlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        """As all our algorithms'. Raises UserError also for `explore`: values are no logits that moves could be drawn by."""
+        """As all our algorithms'. Raises UserError also for `explore`: values are no logits that moves could be drawn
+        by."""
         if self.explore:
-            raise UserError("explore: got true, which is for policies; the share of random moves is roles.<role>.exploration")
+            raise UserError(
+                "explore: got true, which is for policies; the share of random moves is roles.<role>.exploration"
+            )
         super().validate()
 
     def trained(self) -> tuple[str, ...]:
@@ -144,7 +155,9 @@ class ProtocolDQN(ProtocolAlgorithm):
             self.rollout = play_rollout(BatchedPlay(self.scenario), {}, nothing, nothing, None)
         self.rollouts = []
         steps = self.rollout.env_steps()
-        results = self._learn_steps(rows, (first + settings.steps_per_iteration,) * 2, roles, last=True, env_steps=steps)
+        results = self._learn_steps(
+            rows, (first + settings.steps_per_iteration,) * 2, roles, last=True, env_steps=steps
+        )
         self.env_steps_total += steps
         self.train_iteration += 1
         self.row = {
@@ -161,17 +174,20 @@ class ProtocolDQN(ProtocolAlgorithm):
     def set_opponent(self, role: str, opponent: nn.Module | Mapping[str, Tensor] | str | Sequence[str] | None) -> None:
         """Who plays `role` in roll-outs from now on, a role that is not trained.
 
-        A state of its network: weights to play with, which belong to the run's state from now on. A module of the same form (whose
-        most likely moves are played; drawn ones, where it has nothing to train), or the names of players without weights, in scenarios that
-        have such: they stand in its place. Checkpoints hold names, not modules: whoever restores one sets those again, and is told so.
-        None: its network. Raises UserError for a role that is trained or does not play and for what is no opponent, RuntimeError for
-        weights that do not fit.
+        A state of its network: weights to play with, which belong to the run's state from now on. A module of the same
+        form (whose most likely moves are played; drawn ones, where it has nothing to train), or the names of players
+        without weights, in scenarios that have such: they stand in its place. Checkpoints hold names, not modules:
+        whoever restores one sets those again, and is told so. None: its network. Raises UserError for a role that is
+        trained or does not play and for what is no opponent, RuntimeError for weights that do not fit.
         """
         agents = self.scenario.protocol.agents
         if role not in agents:
             raise UserError(f"role: got {role}, which does not play, expected one of {', '.join(agents)}")
         if role in self.config.trained():
-            raise UserError(f"role: got {role}, which is trained; name the others in algorithm.trained_roles to put another in its place")
+            raise UserError(
+                f"role: got {role}, which is trained; name the others in algorithm.trained_roles to put another in its"
+                " place"
+            )
         if isinstance(opponent, Mapping):
             state = {name: value.detach().cpu() for name, value in opponent.items()}
             self._foreach_learner(methodcaller("load_weights", role, state))
@@ -179,7 +195,9 @@ class ProtocolDQN(ProtocolAlgorithm):
         if opponent is None or isinstance(opponent, Mapping):
             self.opponents.pop(role, None)
         else:
-            self.opponents[role] = opponent_of(self.scenario, role, opponent, self.env_runner_group.num_remote_env_runners() > 0)
+            self.opponents[role] = opponent_of(
+                self.scenario, role, opponent, self.env_runner_group.num_remote_env_runners() > 0
+            )
 
     def counters(self) -> dict[str, Any]:
         """As all our algorithms', and who was set in the place of a network."""
@@ -202,10 +220,14 @@ class ProtocolDQN(ProtocolAlgorithm):
                 self.set_opponent(role, own)
             elif role not in self.opponents or self.opponents[role].names is not None:
                 self.set_opponent(role, None)
-                say(f"warning: {role} was played by a module, which no checkpoint holds; its network plays until set_opponent is called")
+                say(
+                    f"warning: {role} was played by a module, which no checkpoint holds; its network plays until"
+                    " set_opponent is called"
+                )
 
     def _fill(self, settings: DQNSettings, roles: Sequence[str], step: int) -> dict[str, Rows]:
-        """Play until every buffer holds what a first gradient step needs; returns what was played last, which learners have yet to get."""
+        """Play until every buffer holds what a first gradient step needs; returns what was played last, which learners
+        have yet to get."""
         sizes: dict[str, int] = self._first_learner(methodcaller("buffer_sizes"))
         rows: dict[str, Rows] = {}
         attempt, fruitless = 0, 0
@@ -223,7 +245,8 @@ class ProtocolDQN(ProtocolAlgorithm):
         return rows
 
     def _roll_out(self, settings: DQNSettings, roles: Sequence[str], step: int, attempt: int = 0) -> dict[str, Rows]:
-        """Transitions of `roles`, with the exploration of `step`. attempt: from 1 on, one of the roll-outs that fill buffers."""
+        """Transitions of `roles`, with the exploration of `step`. attempt: from 1 on, one of the roll-outs that fill
+        buffers."""
         explorers = {}
         for role in roles:
             own = role_settings(settings, role)
@@ -248,7 +271,9 @@ class ProtocolDQN(ProtocolAlgorithm):
         self.send_weights()
         self.seconds["send_weights"] += time.perf_counter() - began
 
-    def _learn_steps(self, rows: Mapping[str, Rows], steps: tuple[int, int], roles: Sequence[str], **figures: Any) -> list[Any]:
+    def _learn_steps(
+        self, rows: Mapping[str, Rows], steps: tuple[int, int], roles: Sequence[str], **figures: Any
+    ) -> list[Any]:
         """What the learners say of these gradient steps, before which they take in `rows`."""
         began = time.perf_counter()
         arguments = {"steps": steps, "roles": tuple(roles), "iteration": self.train_iteration, **figures}
@@ -281,7 +306,8 @@ def _refuse_unfit(scenario: Scenario, role: str) -> None:
     }
     for fault in (fault for fault, there in faults.items() if there):
         raise UserError(
-            f"algorithm.trained_roles: dqn is for agents whose turn is one choice of one symbol, and {role} {fault}, name others or use ppo"
+            f"algorithm.trained_roles: dqn is for agents whose turn is one choice of one symbol, and {role} {fault},"
+            " name others or use ppo"
         )
 
 
@@ -293,16 +319,20 @@ class TimedStep(Step):
 
 
 class DQNLearner(ProtocolLearner):
-    """Values of every trained role, their targets and replay buffers. `update` takes transitions in and does gradient steps."""
+    """Values of every trained role, their targets and replay buffers. `update` takes transitions in and does gradient
+    steps."""
 
     remedy = "Lower algorithm.roles.<role>.lr, set a lower algorithm.max_grad_norm, and check the rewards"
 
     def build(self) -> None:
-        """Also target networks; buffers are made when the first transitions come, which say what an observation is made of."""
+        """Also target networks; buffers are made when the first transitions come, which say what an observation is made
+        of."""
         super().build()
         self.roles = {role: role_settings(self.settings, role) for role in self.optimizers}
         self.modules = {role: list(self.networks[role].modules()) for role in self.optimizers}
-        self.targets = {role: copy.deepcopy(self.networks[role]).eval().requires_grad_(False) for role in self.optimizers}
+        self.targets = {
+            role: copy.deepcopy(self.networks[role]).eval().requires_grad_(False) for role in self.optimizers
+        }
         self.replay: dict[str, Replay] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._draw: dict[str, bool] = {}  # role -> whether its network draws random numbers
@@ -326,9 +356,10 @@ class DQNLearner(ProtocolLearner):
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Take in transitions, then do gradient steps.
 
-        rows: role -> transitions (none: of nobody). steps: (first, after the last) gradient steps. roles: who takes them, in this order.
-        iteration, env_steps: for figures, which are returned where `last` is true (default), and None otherwise: those of all
-        calls since then. Raises TrainingError where something of them is not finite, ValueError for a role without transitions.
+        rows: role -> transitions (none: of nobody). steps: (first, after the last) gradient steps. roles: who takes
+        them, in this order. iteration, env_steps: for figures, which are returned where `last` is true (default), and
+        None otherwise: those of all calls since then. Raises TrainingError where something of them is not finite,
+        ValueError for a role without transitions.
         """
         for role, rows in (kwargs.get("rows") or {}).items():
             if role not in self.replay:
@@ -337,7 +368,8 @@ class DQNLearner(ProtocolLearner):
         first, after = kwargs.get("steps", (0, 0))
         roles: Sequence[str] = kwargs.get("roles", tuple(self.optimizers))
         if first == 0 and after:
-            for role, target in self.targets.items():  # weights may have been put in since, also for those who rest in these steps
+            # weights may have been put in since, also for those who rest in these steps
+            for role, target in self.targets.items():
                 update_target(target, self.networks[role], 1.0)
         with self._seeded_noise(first):
             with low_products(self.settings.precision == "bfloat16" and self.device.type == "cpu"):
@@ -411,7 +443,12 @@ class DQNLearner(ProtocolLearner):
         self._share(role)
         if settings.prioritised:
             self.replay[role].update_priorities(sample.slot_N, self._all_errors(error_N, mine, own.batch_size))
-        metrics = {"loss": loss.detach(), "q": q_N.detach().mean(), "target": target_N.mean(), "td_error": error_N.abs().mean()}
+        metrics = {
+            "loss": loss.detach(),
+            "q": q_N.detach().mean(),
+            "target": target_N.mean(),
+            "td_error": error_N.abs().mean(),
+        }
         return TimedStep(metrics, norm, seconds=time.perf_counter() - began)
 
     @torch.no_grad()
@@ -439,8 +476,15 @@ class DQNLearner(ProtocolLearner):
     def _figures(self, role: str, step: int, done: Sequence[TimedStep]) -> dict[str, Tensor]:
         """What there is one of per iteration, as of gradient step `step`."""
         own, spent = self.roles[role], sum(one.seconds for one in done)
-        found = {"lr": rate_at(own.lr, step), "epsilon": rate_at(own.exploration, step), "buffer_size": self.buffer_sizes().get(role, 0)}
-        return {name: torch.tensor(float(value)) for name, value in {**found, "steps_per_s": len(done) / spent if spent else 0.0}.items()}
+        found = {
+            "lr": rate_at(own.lr, step),
+            "epsilon": rate_at(own.exploration, step),
+            "buffer_size": self.buffer_sizes().get(role, 0),
+        }
+        return {
+            name: torch.tensor(float(value))
+            for name, value in {**found, "steps_per_s": len(done) / spent if spent else 0.0}.items()
+        }
 
     def _share(self, role: str) -> None:
         """Running statistics: the means over learners, who have seen different rows."""
@@ -450,7 +494,9 @@ class DQNLearner(ProtocolLearner):
         if buffers:
             joint = torch.cat([buffer.flatten() for buffer in buffers])
             torch.distributed.all_reduce(joint)
-            for buffer, piece in zip(buffers, (joint / self._world()[0]).split([b.numel() for b in buffers]), strict=True):
+            for buffer, piece in zip(
+                buffers, (joint / self._world()[0]).split([b.numel() for b in buffers]), strict=True
+            ):
                 buffer.copy_(piece.view_as(buffer))
 
     def _all_errors(self, error_N: Tensor, mine: slice, count: int) -> Tensor:
@@ -487,7 +533,8 @@ class DQNLearner(ProtocolLearner):
         return {"targets": targets, "replay": {role: replay.state_dict() for role, replay in self.replay.items()}}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `extra_state`; without saved buffers they are empty. Raises UserError for buffers of another size or kind."""
+        """The inverse of `extra_state`; without saved buffers they are empty. Raises UserError for buffers of another
+        size or kind."""
         for role, target in state["targets"].items():
             self.targets[role].load_state_dict(target)
         self.replay = {}

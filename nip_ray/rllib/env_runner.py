@@ -1,10 +1,11 @@
 """`ProtocolEnvRunner`: an RLlib EnvRunner that plays B copies of a protocol as tensors.
 
 Decisions that matter here:
-- what a runner plays in an iteration is a pure function of (seed, iteration, its share, weights): a runner that was lost and
-  made again, or another one in its place, plays the same episodes;
+- what a runner plays in an iteration is a pure function of (seed, iteration, its share, weights): a runner that was
+  lost and made again, or another one in its place, plays the same episodes;
 - it returns ids and tokens, not observations: some kilobytes per iteration;
-- with no remote learner and no remote runner it plays with the learner's own networks on the learner's device: no copies.
+- with no remote learner and no remote runner it plays with the learner's own networks on the learner's device: no
+  copies.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -57,8 +58,8 @@ from nip_ray.settings.search import share_at
 
 
 class EpisodeMean(MeanStats):
-    """A mean over all episodes of all runners. RLlib merges one mean of each runner, however many episodes that is of; this keeps the
-    values until they are merged. Its identifier is the mean's, so checkpoints of either kind load.
+    """A mean over all episodes of all runners. RLlib merges one mean of each runner, however many episodes that is of;
+    this keeps the values until they are merged. Its identifier is the mean's, so checkpoints of either kind load.
     """
 
     @override(MeanStats)
@@ -83,7 +84,8 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self.metrics.stats_cls_lookup = dict(self.metrics.stats_cls_lookup or {}, episode_mean=EpisodeMean)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
+        # what RLlib's deterministic mode does to each new tensor: for nothing
+        torch.utils.deterministic.fill_uninitialized_memory = False
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.skip_silent_messages: bool = self.config.skips_silent_messages()
         self.search = searching(ExperimentConfig.model_validate(self.experiment))
@@ -143,10 +145,11 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     ) -> list[RolloutSamples]:
         """Play one share of an iteration: complete episodes, always.
 
-        iteration: which one (None: the one after the last). worker: whose share (None: this runner's own). past: whom it meets of the past.
-        num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes. With 0 of either
-        nothing is played: RLlib's evaluation passes that to runners without a share.
-        In an evaluation episodes follow each other from the first, where ``force_reset`` begins again; so equal weights have equal results.
+        iteration: which one (None: the one after the last). worker: whose share (None: this runner's own). past: whom
+        it meets of the past. num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met
+        by whole episodes. With 0 of either nothing is played: RLlib's evaluation passes that to runners without a
+        share. In an evaluation episodes follow each other from the first, where ``force_reset`` begins again; so equal
+        weights have equal results.
         """
         assert self.play is not None, "the local env runner has nothing to play while there are remote ones"
         self.iteration = self.iteration if iteration is None else iteration
@@ -167,7 +170,9 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self._log(rollout)
         return self._called_back([RolloutSamples(rollout.to("cpu") if self.worker_index else rollout, worker)])
 
-    def play_share(self, iteration: int, worker: int, copies: int, explore: bool, past: PastPlay | None = None) -> Rollout:
+    def play_share(
+        self, iteration: int, worker: int, copies: int, explore: bool, past: PastPlay | None = None
+    ) -> Rollout:
         """The episodes of one worker's share of an iteration; the last of them against the past, if there is any."""
         assert self.play is not None
         seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
@@ -183,17 +188,23 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         return self._played(ids, seeds, noise, past, **extra)
 
     def play_evaluation(self, copies: int, explore: bool) -> Rollout:
-        """The next episodes of this runner in an evaluation: of all runners', every n-th one, whatever the others are asked for."""
+        """The next episodes of this runner in an evaluation: of all runners', every n-th one, whatever the others are
+        asked for."""
         assert self.play is not None
         seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
         share, first = max(0, self.worker_index - 1), self.evaluated * num_workers
-        ids = instance_ids(self.play.scenario, self.config.split(), seed, first, copies * num_workers)[share::num_workers]
+        ids = instance_ids(self.play.scenario, self.config.split(), seed, first, copies * num_workers)[
+            share::num_workers
+        ]
         noise = generator(seed, "evaluation", self.evaluated, share, device=self.play.device) if explore else None
         self.evaluated += copies
         return self._played(ids, episode_seeds(stable_seed(seed, "evaluation", share), first, copies), noise)
 
-    def _played(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None, past: PastPlay | None = None, **extra: Any) -> Rollout:
-        """Episodes played by the networks, with snapshots in the place of some if there are any. extra: see `play_episodes`."""
+    def _played(
+        self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None, past: PastPlay | None = None, **extra: Any
+    ) -> Rollout:
+        """Episodes played by the networks, with snapshots in the place of some if there are any. extra: see
+        `play_episodes`."""
         with _evaluated(self.networks()) as networks:
             players = {agent: Player(network, noise) for agent, network in networks.items()}
             if past is None:
@@ -211,8 +222,11 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
             rollout = play_episodes(self.play, players, id_B, seed_B, self.skip_silent_messages, **extra)
         return replace(rollout, version_BA=version_BA)
 
-    def roll_out(self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None) -> RolloutSamples:
-        """Play one share of a roll-out with exploration; its transitions come along. worker: whose share (None: this runner's own).
+    def roll_out(
+        self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None
+    ) -> RolloutSamples:
+        """Play one share of a roll-out with exploration; its transitions come along. worker: whose share (None: this
+        runner's own).
 
         opponents: agent -> who plays in the place of its network. Transitions of a remote runner are in main memory.
         """
@@ -224,7 +238,10 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         if rollout.num_copies:
             self._log(rollout)
         if self.worker_index:
-            rollout, rows = rollout.to("cpu"), {role: {name: part.cpu() for name, part in own.items()} for role, own in rows.items()}
+            rollout, rows = (
+                rollout.to("cpu"),
+                {role: {name: part.cpu() for name, part in own.items()} for role, own in rows.items()},
+            )
         return self._called_back([RolloutSamples(rollout, worker, rows)])[0]
 
     def _called_back(self, samples: list[RolloutSamples]) -> list[RolloutSamples]:
@@ -238,7 +255,9 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
     def _call_back(self, name: str, **arguments: Any) -> None:
         functions = getattr(self.config, f"callbacks_{name}")
-        make_callback(name, self.callbacks, functions, kwargs={"env_runner": self, "metrics_logger": self.metrics, **arguments})
+        make_callback(
+            name, self.callbacks, functions, kwargs={"env_runner": self, "metrics_logger": self.metrics, **arguments}
+        )
 
     def networks(self) -> dict[str, nn.Module]:
         """All agents' networks, as this runner has them now."""
@@ -271,12 +290,20 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         """A remote runner's own GPU if it has a share of one; the local runner plays where the local learner learns."""
         config = self.config
         remote = self.worker_index > 0
-        gpus = config.num_gpus_per_env_runner if remote else (config.num_gpus_per_learner if config.num_learners == 0 else 0)
+        gpus = (
+            config.num_gpus_per_env_runner
+            if remote
+            else (config.num_gpus_per_learner if config.num_learners == 0 else 0)
+        )
         return torch.device("cuda" if gpus and torch.cuda.is_available() else "cpu")
 
     @override(Checkpointable)
     def get_state(
-        self, components: str | Collection[str] | None = None, *, not_components: str | Collection[str] | None = None, **kwargs: Any
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """The iteration to come and, if asked for, the weights."""
         state: dict[str, Any] = {"iteration": self.iteration}
@@ -287,7 +314,8 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
     @override(Checkpointable)
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take whatever `state` holds. Unlike stock runners, older weights are taken too: a restore means what it says."""
+        """Take whatever `state` holds. Unlike stock runners, older weights are taken too: a restore means what it
+        says."""
         if COMPONENT_RL_MODULE in state:
             weights = state[COMPONENT_RL_MODULE]
             self.module.set_state(ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights)

@@ -3,12 +3,15 @@
 Decisions that matter here:
 - a learner gets whole rollouts as ids and tokens and rebuilds the observations of own turns itself;
 - minibatches are joint: one permutation of copies for all modules, so that agents stay in lock-step;
-- every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch; gradients
-  of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
-- plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same seeds;
+- every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch;
+  gradients of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of
+  float sums;
+- plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same
+  seeds;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
   whether everything stayed finite is asked once per update;
-- what one part finds for another it returns: `prepare` gives `Prepared`, `losses` a `Loss` for each agent, `minibatch_step` a `Step`.
+- what one part finds for another it returns: `prepare` gives `Prepared`, `losses` a `Loss` for each agent,
+  `minibatch_step` a `Step`.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -49,8 +52,9 @@ Metrics = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What an update learns from. agents: agent -> its data, with its `AgentRows` as `rows`; metrics: agent -> what is logged once per
-    update; compared: under zero knowledge, the turns whose similarity is paid for (`update` fills it in)."""
+    """What an update learns from. agents: agent -> its data, with its `AgentRows` as `rows`; metrics: agent -> what is
+    logged once per update; compared: under zero knowledge, the turns whose similarity is paid for (`update` fills it
+    in)."""
 
     agents: Mapping[str, Any]
     metrics: Mapping[str, Metrics] = field(default_factory=dict)
@@ -59,8 +63,8 @@ class Prepared:
 
 @dataclass(frozen=True)
 class JointMinibatch:
-    """The copies of one joint minibatch: those that this learner works on, and all of them. number: counted from 0 in an update;
-    iteration: whose update, which seeds what is drawn in it."""
+    """The copies of one joint minibatch: those that this learner works on, and all of them. number: counted from 0 in
+    an update; iteration: whose update, which seeds what is drawn in it."""
 
     number: int
     iteration: int
@@ -82,7 +86,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class Step:
-    """An agent's optimizer step: metrics and sums of its loss without their graph, and the gradient's norm before clipping (scalar)."""
+    """An agent's optimizer step: metrics and sums of its loss without their graph, and the gradient's norm before
+    clipping (scalar)."""
 
     metrics: Metrics
     norm: Tensor
@@ -90,7 +95,8 @@ class Step:
 
 
 class RuleSettings(Protocol):
-    """The settings that every learner reads. Those with `clip_gradients`, `minibatch_copies` or `optimizer` are honoured in these, too."""
+    """The settings that every learner reads. Those with `clip_gradients`, `minibatch_copies` or `optimizer` are
+    honoured in these, too."""
 
     @property
     def lr(self) -> float: ...
@@ -114,7 +120,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def build(self) -> None:
         """Modules, optimizers, and whose update this is."""
         super().build()
-        torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
+        # what RLlib's deterministic mode does to each new tensor: for nothing
+        torch.utils.deterministic.fill_uninitialized_memory = False
         experiment = self.config.env_config["experiment"]
         self.seed: int = experiment["seed"]
         self.scenario: Scenario = scenario_of(experiment, self.device)
@@ -122,9 +129,11 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         self.networks: dict[str, nn.Module] = {agent: self.module[agent].unwrapped().network for agent in order}
         self.optimizers = {agent: self.optimizers[agent] for agent in order if agent in self.optimizers}
         self.updated: frozenset[str] = frozenset()
-        self.averages: dict[str, dict[str, Tensor]] = {}  # by agent, over iterations; with `average_weights`, after the first
+        # by agent, over iterations; with `average_weights`, after the first
+        self.averages: dict[str, dict[str, Tensor]] = {}
 
-    remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"  # of figures that are not finite
+    # of figures that are not finite
+    remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"
 
     @cached_property
     def settings(self) -> S:
@@ -133,10 +142,12 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     @abstractmethod
     def prepare(self, rollout: Rollout) -> Prepared:
-        """What the losses need of each agent in `self.updated` that had a turn, computed once per update with the current networks."""
+        """What the losses need of each agent in `self.updated` that had a turn, computed once per update with the
+        current networks."""
 
     def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
-        """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch (see `normalised`).
+        """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch (see
+        `normalised`).
 
         A rule whose agents do not learn apart from each other replaces `minibatch_step` instead.
         """
@@ -156,7 +167,9 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
                 found[agent] = Loss(torch.zeros((), device=self.device))
         if prepared.compared is not None:
             for agent, value in self.similarity_losses(prepared.compared, minibatch).items():
-                found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
+                found[agent] = (
+                    replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
+                )
         return found
 
     def similarity_losses(self, compared: Compared, minibatch: JointMinibatch) -> dict[str, Tensor]:
@@ -206,9 +219,10 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     ) -> Any:
         """Learn from `episodes` (or ``training_data.episodes``).
 
-        iteration: seeds the permutations (None: counts the updates). lr: base learning rate from now on. updated: the agents that learn
-        now (None: all); the others' weights, gradients and optimizers are not touched. Raises TrainingError when a gradient is not
-        finite; the caller's last checkpoint then still holds the last good weights.
+        iteration: seeds the permutations (None: counts the updates). lr: base learning rate from now on. updated: the
+        agents that learn now (None: all); the others' weights, gradients and optimizers are not touched. Raises
+        TrainingError when a gradient is not finite; the caller's last checkpoint then still holds the last good
+        weights.
         """
         samples = episodes or (training_data.episodes if training_data is not None else None)
         if not samples:
@@ -240,9 +254,12 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         return self._results(prepared.metrics, steps, rollout.env_steps(), iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
-        """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder joins the last."""
+        """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder
+        joins the last."""
         (world, rank), number = self._world(), itertools.count()
-        copies = getattr(self.settings, "minibatch_copies", None) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
+        copies = getattr(
+            self.settings, "minibatch_copies", None
+        ) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
         permute = generator(self.seed, "minibatches", iteration)
         for _ in range(self.settings.num_epochs):
             order = torch.randperm(rollout.num_copies, generator=permute).to(self.device)
@@ -255,7 +272,9 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         self.optimizers: dict[str, FlatOptimizer] = {}
         for agent, module in self.module.items():
             optimizer = FlatOptimizer(
-                module.unwrapped().network.groups(), self.settings.lr, getattr(self.settings, "optimizer", "adam") == "sgd"
+                module.unwrapped().network.groups(),
+                self.settings.lr,
+                getattr(self.settings, "optimizer", "adam") == "sgd",
             )
             if optimizer.inner is not None:
                 self.register_optimizer(module_id=agent, optimizer=optimizer.inner, params=optimizer.flats)
@@ -275,10 +294,12 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def training_state(self, agents: Collection[str] | None = None) -> dict[str, Any]:
         """All that learning needs to continue, on the CPU. agents: of these (None: all).
 
-        modules: the weights of the agents as they are evaluated: averages where `average_weights` is set, and then `trained` holds the
-        weights that learning continues from. optimizers: Adam's. extra: what subclasses add.
+        modules: the weights of the agents as they are evaluated: averages where `average_weights` is set, and then
+        `trained` holds the weights that learning continues from. optimizers: Adam's. extra: what subclasses add.
         """
-        optimizers = {agent: own.state_dict() for agent, own in self.optimizers.items() if agents is None or agent in agents}
+        optimizers = {
+            agent: own.state_dict() for agent, own in self.optimizers.items() if agents is None or agent in agents
+        }
         state = {"modules": self.weights(agents), "optimizers": cpu_copy(optimizers), "extra": self.extra_state()}
         if self.averages:
             averages = {agent: self.averages[agent] for agent in state["modules"]}
@@ -291,7 +312,11 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     def weights(self, agents: Collection[str] | None = None) -> dict[str, dict[str, Tensor]]:
         """A copy of the networks' states on the CPU. agents: of these (None: all)."""
-        return {agent: cpu_copy(network.state_dict()) for agent, network in self.networks.items() if agents is None or agent in agents}
+        return {
+            agent: cpu_copy(network.state_dict())
+            for agent, network in self.networks.items()
+            if agents is None or agent in agents
+        }
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`."""
@@ -309,8 +334,11 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def load_averages(self, averages: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Continue averaging from these (none: from the weights after the next update)."""
         device = self.device
-        averages = averages if getattr(self.settings, "average_weights", None) is not None else {}  # else they would never move again
-        self.averages = {agent: {k: v.detach().to(device, copy=True) for k, v in own.items()} for agent, own in averages.items()}
+        # else they would never move again
+        averages = averages if getattr(self.settings, "average_weights", None) is not None else {}
+        self.averages = {
+            agent: {k: v.detach().to(device, copy=True) for k, v in own.items()} for agent, own in averages.items()
+        }
 
     def extra_state(self) -> dict[str, Any]:
         """What an algorithm keeps between updates beside weights and optimizers."""
@@ -321,7 +349,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     @contextmanager
     def _seeded_noise(self, iteration: int) -> Iterator[None]:
-        """Noise and dropout draw from torch's global generators: seeded by iteration and learner here, and left as they were."""
+        """Noise and dropout draw from torch's global generators: seeded by iteration and learner here, and left as they
+        were."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(stable_seed(self.seed, "learning noise", iteration, self._world()[1]))
             yield
@@ -363,8 +392,11 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
         for flat, piece in zip(flats, joint.split([flat.numel() for flat in flats]), strict=True):
             flat.grad = piece
 
-    def _results(self, once: Mapping[str, Metrics], steps: Mapping[str, list[Step]], env_steps: int, iteration: int) -> Any:
-        """Log means over the steps and what there is `once`, refuse what is not finite, and return the reduced metrics."""
+    def _results(
+        self, once: Mapping[str, Metrics], steps: Mapping[str, list[Step]], env_steps: int, iteration: int
+    ) -> Any:
+        """Log means over the steps and what there is `once`, refuse what is not finite, and return the reduced
+        metrics."""
         found: dict[str, dict[str, float]] = {}
         for agent in self.networks:
             done, values = steps.get(agent, []), found.setdefault(agent, {})
@@ -378,8 +410,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
             agent = min(found, key=lambda agent: _first_not_finite(once.get(agent, {}), steps.get(agent, [])))
             bad = [name for name, value in found[agent].items() if not math.isfinite(value)]
             raise TrainingError(
-                f"iteration {iteration + 1}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
-                f"{self.remedy}"
+                f"iteration {iteration + 1}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is"
+                f" untouched. {self.remedy}"
             )
         for agent, values in found.items():
             for name, value in values.items():
@@ -390,7 +422,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
 
 def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
-    """When in the update something of an agent was first not finite: one agent's trouble reaches others through joint clipping."""
+    """When in the update something of an agent was first not finite: one agent's trouble reaches others through joint
+    clipping."""
     if not all(bool(torch.isfinite(value)) for value in once.values()):
         return -1.0
     for position, step in enumerate(steps):
@@ -400,8 +433,8 @@ def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
 
 
 def average_into(averages: dict[str, dict[str, Tensor]], networks: Mapping[str, nn.Module], decay: float) -> None:
-    """Move each average towards the current weights by 1 - decay (Polyak and Juditsky 1992, with exponential weights); what does not
-    exist yet begins as a copy of them. Integer buffers are copied.
+    """Move each average towards the current weights by 1 - decay (Polyak and Juditsky 1992, with exponential weights);
+    what does not exist yet begins as a copy of them. Integer buffers are copied.
     """
     for agent, network in networks.items():
         own = averages.setdefault(agent, {})
@@ -425,9 +458,10 @@ def cpu_copy(state: Any) -> Any:
 class AgentData:
     """One agent's rows with old values, advantages and value targets, each (N,).
 
-    weight_N: how much likelier what was done is under the weights of now than under those that played; None where they are the same.
-    y_N, verdicts: of a decider under ``verdict_gradient`` label and expected, the labels, and all decisions of its turns; else None.
-    only_taught: every turn was found by a search, which says all there is to learn: values, advantages and targets are 0.
+    weight_N: how much likelier what was done is under the weights of now than under those that played; None where they
+    are the same. y_N, verdicts: of a decider under ``verdict_gradient`` label and expected, the labels, and all
+    decisions of its turns; else None. only_taught: every turn was found by a search, which says all there is to learn:
+    values, advantages and targets are 0.
     """
 
     rows: AgentRows
@@ -441,7 +475,9 @@ class AgentData:
 
 
 @torch.no_grad()
-def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: str, settings: OnPolicySettings) -> AgentData | None:
+def agent_data(
+    scenario: Scenario, network: nn.Module, rollout: Rollout, agent: str, settings: OnPolicySettings
+) -> AgentData | None:
     """The rows of `agent` with generalised advantages over its own turns; None if it had no turn."""
     rows = own_rows(scenario, rollout, agent)
     if len(rows.copy_N) == 0:
@@ -455,7 +491,9 @@ def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: 
     data = with_verdicts(AgentData(rows, value_N, value_N, value_N), scenario, network, rollout, settings)
     if data.verdicts is not None:
         reward_BR = reward_BR.index_put(at, data.verdicts.expected_pay(reward_BR[at]))
-    advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
+    advantage_BR, target_BR = own_turn_advantages(
+        reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam
+    )
     learning_mode(network)
     return replace(data, advantage_N=advantage_BR[at], target_N=target_BR[at])
 
@@ -476,8 +514,8 @@ def with_verdicts(
 ) -> AgentData:
     """`data`, for one who gives verdicts with what ``verdict_gradient`` asks for.
 
-    before: with the decisions' log-probabilities of now, of a network in evaluation mode; else they are 0. Raises TrainingError where play
-    did not keep what is needed.
+    before: with the decisions' log-probabilities of now, of a network in evaluation mode; else they are 0. Raises
+    TrainingError where play did not keep what is needed.
     """
     rule, rows = getattr(settings, "verdict_gradient", "sampled"), data.rows
     if rule == "sampled" or rows.agent not in scenario.protocol.verifiers:
@@ -485,7 +523,9 @@ def with_verdicts(
     if rule == "label":
         return replace(data, y_N=rollout.y_B[rows.copy_N])
     if rows.pay_ND is None:
-        raise TrainingError("verdict_gradient expected: the rollout has no pay of each decision (play_episodes, every_verdict)")
+        raise TrainingError(
+            "verdict_gradient expected: the rollout has no pay of each decision (play_episodes, every_verdict)"
+        )
     known_K = (~rows.pay_ND.isnan()).any(1).nonzero().flatten()
     log_prob_ND = torch.zeros_like(rows.pay_ND)
     if len(known_K) and before:
@@ -494,11 +534,14 @@ def with_verdicts(
 
 
 @torch.no_grad()
-def rewards_with_cuts(scenario: Scenario, network: nn.Module, rollout: Rollout, rows: AgentRows, value_N: Tensor, gamma: float) -> Tensor:
-    """(B, R): what an agent was paid, and in the last round of a copy that was cut off also what would have followed, by its value.
+def rewards_with_cuts(
+    scenario: Scenario, network: nn.Module, rollout: Rollout, rows: AgentRows, value_N: Tensor, gamma: float
+) -> Tensor:
+    """(B, R): what an agent was paid, and in the last round of a copy that was cut off also what would have followed,
+    by its value.
 
-    Where another agent would have moved next, there is nothing to judge by yet: the value of its last own turn stands in, as in other
-    libraries' time-limit bootstrap. value_N: its values at `rows`.
+    Where another agent would have moved next, there is nothing to judge by yet: the value of its last own turn stands
+    in, as in other libraries' time-limit bootstrap. value_N: its values at `rows`.
     """
     reward_BR = rollout.reward_BRA[:, :, scenario.protocol.agents.index(rows.agent)]
     if rollout.cut_B is None:
@@ -525,7 +568,8 @@ def normalised(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
 
 
 def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """Mean and deviation of the advantages of a whole minibatch, whoever has its rows, over turns that the agent's network played."""
+    """Mean and deviation of the advantages of a whole minibatch, whoever has its rows, over turns that the agent's
+    network played."""
     if data.rows.taught_NFS is not None:
         all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
     return mean_and_deviation(data.advantage_N[all_rows])

@@ -1,4 +1,5 @@
-"""An agent's networks as an RLModule, a thin shell, so that scenarios need no ray; its turn (`Layout`) as one RLlib action."""
+"""An agent's networks as an RLModule, a thin shell, so that scenarios need no ray; its turn (`Layout`) as one RLlib
+action."""
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
@@ -42,7 +43,9 @@ def distribution_class(layout: Layout) -> type[TorchDistribution]:
             if self.greedy:
                 return layout.join(self.policy.sample(None))
             width = sum(layout.sizes)
-            uniform = torch.rand(self.policy.message.shape[0], width, device=self.policy.message.device).clamp_(1e-20, 1 - 1e-7)
+            uniform = torch.rand(self.policy.message.shape[0], width, device=self.policy.message.device).clamp_(
+                1e-20, 1 - 1e-7
+            )
             return layout.join(self.policy.sample(-torch.log(-torch.log(uniform))))
 
         def rsample(self, *, sample_shape: object = None, **kwargs: object) -> Tensor:
@@ -98,5 +101,8 @@ class AgentModule(TorchRLModule, ValueFunctionAPI):
 
 def module_spec(experiment: dict[str, Any], agents: tuple[str, ...]) -> MultiRLModuleSpec:
     """One `AgentModule` per agent, its module id being the agent's name."""
-    specs = {agent: RLModuleSpec(module_class=AgentModule, model_config={"experiment": experiment, "agent": agent}) for agent in agents}
+    specs = {
+        agent: RLModuleSpec(module_class=AgentModule, model_config={"experiment": experiment, "agent": agent})
+        for agent in agents
+    }
     return MultiRLModuleSpec(rl_module_specs=specs)

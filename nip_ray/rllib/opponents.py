@@ -13,7 +13,8 @@ from nip_ray.errors import UserError
 
 @dataclass(frozen=True)
 class Opponent:
-    """Who plays. names: of players without weights (None: a module, which no checkpoint holds); refs: the module in the object store."""
+    """Who plays. names: of players without weights (None: a module, which no checkpoint holds); refs: the module in the
+    object store."""
 
     module: nn.Module
     names: tuple[str, ...] | None
@@ -21,15 +22,20 @@ class Opponent:
 
 
 def opponent_of(scenario: Any, role: str, given: nn.Module | str | Sequence[str], remote: bool) -> Opponent:
-    """Who plays `role`. remote: for env runners in other processes too. Raises UserError for what is no player, and for names of nobody."""
+    """Who plays `role`. remote: for env runners in other processes too. Raises UserError for what is no player, and for
+    names of nobody."""
     if isinstance(given, nn.Module):
         if not callable(getattr(given, "groups", None)):
-            raise UserError(f"opponent: got a {type(given).__name__}, which has no groups(), expected a network of the same form")
+            raise UserError(
+                f"opponent: got a {type(given).__name__}, which has no groups(), expected a network of the same form"
+            )
         module, names = given, None
     else:
         names = (given,) if isinstance(given, str) else given
         if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
-            raise UserError(f"opponent: got {given!r}, expected weights, a module, the name of a player or several names")
+            raise UserError(
+                f"opponent: got {given!r}, expected weights, a module, the name of a player or several names"
+            )
         if not hasattr(scenario, "scripted_agent"):
             raise UserError(f"opponent: {scenario.name} has no players without weights, give a module or weights")
         module, names = scenario.scripted_agent(role, *names), tuple(names)

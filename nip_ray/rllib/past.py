@@ -1,8 +1,9 @@
 """Opponents from the past: the pool with its weights, what env runners are told of it, and what comes back from them.
 
 Decisions that matter here:
-- an env runner's copies are split: most are played among the current networks; in each of the blocks at their end one agent learns, and
-  all others that learn are one snapshot. So an iteration plays no more than without a pool, and learns from fewer turns;
+- an env runner's copies are split: most are played among the current networks; in each of the blocks at their end one
+  agent learns, and all others that learn are one snapshot. So an iteration plays no more than without a pool, and
+  learns from fewer turns;
 - a snapshot is all learning agents as they were after one iteration: they meet their opponent as they stood together;
 - who rests by its schedule has no block; its episodes are among the current networks.
 """
@@ -26,7 +27,8 @@ Weights = Mapping[str, Mapping[str, Tensor]]  # agent -> the state of its networ
 
 @dataclass(frozen=True)
 class PastPlay:
-    """What an env runner is told of one share. weights: snapshot -> its weights, or, to a remote runner, [where they are]."""
+    """What an env runner is told of one share. weights: snapshot -> its weights, or, to a remote runner, [where they
+    are]."""
 
     blocks: Sequence[Block]
     weights: Mapping[int, Any]
@@ -36,7 +38,8 @@ class PastPlay:
         return PastPlay(self.blocks, {number: ray.get(place[0]) for number, place in self.weights.items()})
 
     def versions(self, agents: Sequence[str], copies: int) -> Tensor:
-        """(B, A) int64: the snapshot that plays each agent in each copy, -1 for its current network. The blocks are the last copies."""
+        """(B, A) int64: the snapshot that plays each agent in each copy, -1 for its current network. The blocks are the
+        last copies."""
         version_BA = torch.full((copies, len(agents)), -1)
         first = copies - sum(block.episodes for block in self.blocks)
         for block in self.blocks:
@@ -58,7 +61,9 @@ class PastOpponents:
         self.places: dict[int, list[ray.ObjectRef]] = {}
         for agent in settings.agents or learners:
             if agent not in learners or not any(agent != other for other in learners):
-                raise UserError(f"opponents.agents: {agent} does not learn, or nobody else does; learners are {', '.join(learners)}")
+                raise UserError(
+                    f"opponents.agents: {agent} does not learn, or nobody else does; learners are {', '.join(learners)}"
+                )
 
     def take(self, iteration: int, current: Callable[[], Weights]) -> None:
         """Take a snapshot if one is due. current: gives all weights of now."""
@@ -86,7 +91,8 @@ class PastOpponents:
         return PastPlay(blocks, {number: held[number] for number in sorted(drawn)})
 
     def record(self, samples: Sequence[RolloutSamples], plays: Mapping[int, PastPlay | None]) -> dict[str, Any]:
-        """Take in what was played. plays: worker -> what it was told. Returns the figures of the iteration; see docs/metrics.md."""
+        """Take in what was played. plays: worker -> what it was told. Returns the figures of the iteration; see
+        docs/metrics.md."""
         met: dict[str, dict[int, list[float]]] = {}
         for sample in samples:
             rollout = sample.rollout.to("cpu")
@@ -104,10 +110,13 @@ class PastOpponents:
         return self.pool.record_all(met)
 
     def _on_a_scale(self, return_BA: Tensor) -> Tensor:
-        """Returns for win rates. A draw that is paid by a score (`batched_step.score`) can be paid far more, or less, than any verdict."""
+        """Returns for win rates. A draw that is paid by a score (`batched_step.score`) can be paid far more, or less,
+        than any verdict."""
         if self.payment.scoring == "linear" or self.payment.function is not None or any(self.payment.turns.values()):
             return return_BA
-        amounts = [[amount for table in self.payment.tables(agent) for row in table for amount in row] for agent in self.agents]
+        amounts = [
+            [amount for table in self.payment.tables(agent) for row in table for amount in row] for agent in self.agents
+        ]
         least_A, most_A = (torch.tensor([bound(own) for own in amounts], dtype=return_BA.dtype) for bound in (min, max))
         return return_BA.clamp(least_A, most_A)
 

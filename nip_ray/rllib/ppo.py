@@ -1,6 +1,7 @@
 """PPO for independent agents, from rollouts: values and advantages over own turns, then joint minibatches.
 
-The losses are in `nip_ray.learning.policy_gradient`; here stand the config, what is done with which rows, and the update.
+The losses are in `nip_ray.learning.policy_gradient`; here stand the config, what is done with which rows, and the
+update.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -25,7 +26,16 @@ from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.beyond_sampled import further_terms, imitation_loss, weights_of
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
-from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
+from nip_ray.rllib.learner import (
+    AgentData,
+    Loss,
+    Prepared,
+    ProtocolLearner,
+    Step,
+    agent_data,
+    explained_variance,
+    normalised,
+)
 from nip_ray.settings.ppo import PPOSettings
 
 _LARGEST_LOG_WEIGHT = math.log(2.0)  # of what older weights played; the bound that REINFORCE has by default
@@ -117,11 +127,16 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         if data.weight_N is not None:
             advantage_N = advantage_N * data.weight_N[own]
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
-        drawn_N, sampled_N = weights_of(data, own)  # what the rule's terms are means over: all turns where there is nothing else
+        # what the rule's terms are means over: all turns where there is nothing else
+        drawn_N, sampled_N = weights_of(data, own)
         message, decision = mean(log_policy.message_entropy(), drawn_N), mean(log_policy.decision_entropy(), drawn_N)
         played = PlayedTurns(old_log_prob_N, data.value_N[own], advantage_N, data.target_N[own], drawn_N, sampled_N)
-        loss = ppo_loss(log_prob_N, message + decision, value_N, played, settings, self.beta[agent], entropy_weight(settings, agent))
-        further = further_terms(policy, log_policy, data, own, all_rows, settings.normalize_advantage, settings.clip_epsilon)
+        loss = ppo_loss(
+            log_prob_N, message + decision, value_N, played, settings, self.beta[agent], entropy_weight(settings, agent)
+        )
+        further = further_terms(
+            policy, log_policy, data, own, all_rows, settings.normalize_advantage, settings.clip_epsilon
+        )
         metrics = {
             "objective": loss.objective,
             "entropy_loss": loss.entropy,
@@ -166,10 +181,14 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         self.lr = {**self.lr, **state.get("lr", {})}
 
     def _over_learners(self, steps: Mapping[str, Sequence[Step]], prepared: Prepared) -> dict[str, Tensor]:
-        """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of them."""
+        """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of
+        them."""
         nothing = torch.zeros(3, device=self.device)
         seen_A3 = torch.stack(
-            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.agents]
+            [
+                sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing)
+                for agent in prepared.agents
+            ]
         )
         if self.distributed:
             torch.distributed.all_reduce(seen_A3)
@@ -178,12 +197,12 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
 
 @torch.no_grad()
 def as_of_now(network: nn.Module, data: AgentData, skip_silent_messages: bool) -> AgentData:
-    """What older weights played, to be learned from. Ratios are to the probabilities under the weights of now, and rows weigh by how much
-    likelier what was done is under these than when it was played, at most twice.
+    """What older weights played, to be learned from. Ratios are to the probabilities under the weights of now, and rows
+    weigh by how much likelier what was done is under these than when it was played, at most twice.
 
-    Source: Hilton, Cobbe and Schulman, "Batch size-invariance for policy optimization", 2022, section 3: the decoupled clipped objective,
-    mean w min(rho A, clip(rho) A), whose weights w have no bound there. With ratios to the weights that played, an update would begin at
-    the edge of the clip range, to which the one before had gone.
+    Source: Hilton, Cobbe and Schulman, "Batch size-invariance for policy optimization", 2022, section 3: the decoupled
+    clipped objective, mean w min(rho A, clip(rho) A), whose weights w have no bound there. With ratios to the weights
+    that played, an update would begin at the edge of the clip range, to which the one before had gone.
     """
     network.eval()
     action = data.rows.action
@@ -195,6 +214,7 @@ def as_of_now(network: nn.Module, data: AgentData, skip_silent_messages: bool) -
 
 
 def _divergence(log_ratio_N: Tensor) -> Tensor:
-    """(3,): sums of -log ratio and of the k3 estimate, which is never negative (Schulman, "Approximating KL divergence", 2020), and N."""
+    """(3,): sums of -log ratio and of the k3 estimate, which is never negative (Schulman, "Approximating KL
+    divergence", 2020), and N."""
     unbiased = (log_ratio_N.exp() - 1 - log_ratio_N).sum()
     return torch.stack([-log_ratio_N.sum(), unbiased, torch.full_like(unbiased, len(log_ratio_N))])

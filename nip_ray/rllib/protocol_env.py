@@ -1,4 +1,5 @@
-"""`ProtocolEnv`: one copy of the batched core as an RLlib `MultiAgentEnv`, for stock algorithms, third parties and tests of equality."""
+"""`ProtocolEnv`: one copy of the batched core as an RLlib `MultiAgentEnv`, for stock algorithms, third parties and
+tests of equality."""
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
@@ -17,9 +18,9 @@ class ProtocolEnv(MultiAgentEnv):
     """One protocol copy. config: {"experiment": a dumped `ExperimentConfig`, "split": "train" (default) or "test"}.
 
     Agents whose turn it is get an observation and are asked to act; actions are flat MultiDiscrete arrays (`Layout`).
-    ``reset(options={"id": i, "seed": s})`` starts a given instance with a given episode seed; otherwise both are drawn from the
-    env's generator, which ``reset(seed=...)`` seeds; without, copies of the env differ. Rewards of a round go to all agents that have
-    acted so far.
+    ``reset(options={"id": i, "seed": s})`` starts a given instance with a given episode seed; otherwise both are drawn
+    from the env's generator, which ``reset(seed=...)`` seeds; without, copies of the env differ. Rewards of a round go
+    to all agents that have acted so far.
     """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
@@ -33,7 +34,9 @@ class ProtocolEnv(MultiAgentEnv):
         self.observation_spaces = self.single.observation_spaces
         self.acted: set[str] = set()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start an episode."""
         self.single.reset(seed, options)
         self.acted = set()

@@ -63,7 +63,8 @@ class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Rows with what their log-probabilities are weighted by: discounted reward to go, or generalised advantages."""
+        """Rows with what their log-probabilities are weighted by: discounted reward to go, or generalised
+        advantages."""
         agents, metrics = {}, {}
         for index, agent in enumerate(self.scenario.protocol.agents):
             if agent not in self.updated:
@@ -78,9 +79,13 @@ class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
             if len(rows.copy_N) and all_taught(rows):
                 agents[agent] = taught_data(rows)
             elif len(rows.copy_N):
-                return_N = returns_to_go(rollout.reward_BRA[:, :, index], self.settings.gamma)[rows.copy_N, rows.round_N]
+                return_N = returns_to_go(rollout.reward_BRA[:, :, index], self.settings.gamma)[
+                    rows.copy_N, rows.round_N
+                ]
                 data = AgentData(rows, torch.zeros_like(return_N), return_N, return_N)
-                agents[agent] = with_verdicts(data, self.scenario, self.networks[agent], rollout, self.settings, before=False)
+                agents[agent] = with_verdicts(
+                    data, self.scenario, self.networks[agent], rollout, self.settings, before=False
+                )
                 metrics[agent] = {"reward_to_go": return_N.mean()}
         return Prepared(agents, metrics)
 
@@ -99,14 +104,17 @@ class ReinforceLearner(ProtocolLearner[ReinforceSettings]):
         weight_N = data.advantage_N[own]
         if settings.normalize_advantage:
             weight_N = normalised(data, own, all_rows)
-        drawn_N, sampled_N = weights_of(data, own)  # what the rule's terms are means over: all turns where there is nothing else
+        # what the rule's terms are means over: all turns where there is nothing else
+        drawn_N, sampled_N = weights_of(data, own)
         weight_N = weight_N if sampled_N is None else weight_N * sampled_N
         actor = score_loss(log_policy.log_prob(action), rows.log_prob_N[own], weight_N, settings.max_importance_weight)
         message, decision = mean(log_policy.message_entropy(), drawn_N), mean(log_policy.decision_entropy(), drawn_N)
         entropy_loss = part(-entropy_weight(settings, agent) * (message + decision), drawn_N)
         critic_loss = torch.zeros_like(actor)
         if with_critic:
-            critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings, drawn_N)
+            critic_loss = settings.critic_coefficient * critic(
+                value_N, data.value_N[own], data.target_N[own], settings, drawn_N
+            )
             critic_loss = part(critic_loss, drawn_N)
         further = further_terms(policy, log_policy, data, own, all_rows, settings.normalize_advantage, None)
         metrics = {

@@ -22,7 +22,8 @@ _PARTS = ("plugins", "protocol", "scenario", "algorithm")  # what a scenario is 
 
 
 def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") -> Scenario:
-    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`; one for all that differ in other parts alone.
+    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`; one for all that differ in
+    other parts alone.
 
     It is built again when a file that it names has changed, and when its protocol or its scenario was registered again.
     """

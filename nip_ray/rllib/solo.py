@@ -1,4 +1,5 @@
-"""One agent alone on the labels: it plays the derived protocol in which it decides at once, and learns from what was right.
+"""One agent alone on the labels: it plays the derived protocol in which it decides at once, and learns from what was
+right.
 
 The loss is in `nip_ray.learning.policy`.
 """
@@ -23,7 +24,8 @@ from nip_ray.settings.solo import SoloSettings
 
 
 class SoloAgentConfig(ProtocolAlgorithmConfig):
-    """Config of `SoloAgent`; settings: `SoloSettings`. The game is the derived protocol in which the agent plays alone."""
+    """Config of `SoloAgent`; settings: `SoloSettings`. The game is the derived protocol in which the agent plays
+    alone."""
 
     settings_class = SoloSettings
 

@@ -3,12 +3,12 @@
 The mathematics is in `nip_ray.learning.shaping`; here stand the config, what is done with which rows, and the update.
 
 Decisions that matter here:
-- an agent's objective depends on everyone's actions, so every agent's critic judges every round, not only its own turns, and its
-  advantage weighs the scores of whoever acted;
+- an agent's objective depends on everyone's actions, so every agent's critic judges every round, not only its own
+  turns, and its advantage weighs the scores of whoever acted;
 - an agent that does not learn in this iteration does not respond either: nobody counts on it as a follower;
 - an agent's entropy bonus is part of the objective that its leaders see through; critics add their plain gradients;
-- first-order factors and Hessian-vector products are summed over learners before anything is multiplied, so several learners give
-  the numbers of one.
+- first-order factors and Hessian-vector products are summed over learners before anything is multiplied, so several
+  learners give the numbers of one.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -64,7 +64,8 @@ class StackelbergPG(ProtocolAlgorithm):
 
 @dataclass(frozen=True)
 class ShapedData:
-    """One agent's rows of all rounds played. turn_N: its own turns; value_N, target_N: its critic's; advantage_BR: of every round."""
+    """One agent's rows of all rounds played. turn_N: its own turns; value_N, target_N: its critic's; advantage_BR: of
+    every round."""
 
     rows: AgentRows
     turn_N: Tensor
@@ -75,8 +76,8 @@ class ShapedData:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What the agents' networks say of a minibatch of K copies: log-probabilities (K, R, A), now and when it was played; by agent the
-    mean entropy and the critic's loss, both as this learner's share."""
+    """What the agents' networks say of a minibatch of K copies: log-probabilities (K, R, A), now and when it was
+    played; by agent the mean entropy and the critic's loss, both as this learner's share."""
 
     log_prob_KRA: Tensor
     old_log_prob_KRA: Tensor
@@ -117,20 +118,26 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
             _, value_N = network(rows.obs, False, True)
             reward_BR = rewards_with_cuts(self.scenario, network, rollout, rows, value_N, settings.gamma)
             learning_mode(network)
-            advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
+            advantage_BR, target_BR = own_turn_advantages(
+                reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam
+            )
             at = (rows.copy_N, rows.round_N)
             agents[agent] = ShapedData(rows, rollout.turn_BRA[at][:, index], value_N, target_BR[at], advantage_BR)
         return Prepared(agents)
 
     def minibatch_step(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Step]:
-        """A step of all agents: actors along their directions, and everything along the plain gradients of critics on top.
+        """A step of all agents: actors along their directions, and everything along the plain gradients of critics on
+        top.
 
         direction_norm is that of the actor's direction before the critic's gradient is added.
         """
         data: Mapping[str, ShapedData] = prepared.agents
         scores = self._scores(data, minibatch)
         published = self.settings.estimator == "published"
-        extra = {agent: scores.critic[agent] + self._bonus(scores, agent) if published else scores.critic[agent] for agent in data}
+        extra = {
+            agent: scores.critic[agent] + self._bonus(scores, agent) if published else scores.critic[agent]
+            for agent in data
+        }
         if prepared.compared is not None:
             for agent, loss in self.similarity_losses(prepared.compared, minibatch).items():
                 extra[agent] = extra[agent] + loss
@@ -142,7 +149,9 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         norms, steps = self._step(data), {}
         for agent in data:
             metrics = {"entropy": scores.entropy[agent].detach(), "critic": scores.critic[agent].detach()}
-            steps[agent] = Step({**metrics, "direction_norm": torch.linalg.vector_norm(shaped[agent].detach())}, norms[agent])
+            steps[agent] = Step(
+                {**metrics, "direction_norm": torch.linalg.vector_norm(shaped[agent].detach())}, norms[agent]
+            )
         return steps
 
     def _foreseeing(
@@ -151,7 +160,8 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         """By automatic differentiation of per-sample surrogates."""
         total, live_KR = len(minibatch.all_copies), _live(data, minibatch.own_copies)
         world, rank = self._world()
-        place_K = torch.arange(rank, total, world, device=self.device)  # of the own copies among all: halves do not depend on learners
+        # of the own copies among all: halves do not depend on learners
+        place_K = torch.arange(rank, total, world, device=self.device)
         first = total // 2 if self.settings.independent_halves and total > 1 else total
 
         def losses(of_K: Tensor, count: int) -> dict[str, Tensor]:
@@ -161,7 +171,16 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
 
         actors, followers, step_sizes, draw = self._rule(list(data), minibatch)
         independent = losses(place_K >= first, total - first) if first < total else None
-        rule = (actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses(minibatch), independent)
+        rule = (
+            actors,
+            followers,
+            self.settings,
+            step_sizes,
+            draw,
+            self._sum_over_learners,
+            self._inverses(minibatch),
+            independent,
+        )
         return directions(losses(place_K < first, first), *rule)
 
     def _published(
@@ -178,7 +197,15 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         losses = {agent: losses_A[self._index(agent)] for agent in data}
         actors, followers, step_sizes, draw = self._rule(list(data), minibatch)
         return published_directions(
-            losses, score, actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses(minibatch)
+            losses,
+            score,
+            actors,
+            followers,
+            self.settings,
+            step_sizes,
+            draw,
+            self._sum_over_learners,
+            self._inverses(minibatch),
         )
 
     def _clipping(self, scores: _Scores) -> tuple[Tensor | None, float | None]:
@@ -197,7 +224,8 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         deciders = [agent for agent in protocol.deciders if agent != protocol.chooser]
         sequence = self.settings.stackelberg_sequence or default_sequence(protocol.agents, deciders)
         led = leader_follower_map(protocol.agents, sequence, self.settings.mutual)
-        followers = {agent: tuple(other for other in led[agent] if other in agents) for agent in agents}  # that learn now
+        # that learn now
+        followers = {agent: tuple(other for other in led[agent] if other in agents) for agent in agents}
         return {agent: self.actors[agent] for agent in agents}, followers, step_sizes, draw
 
     def _inverses(self, minibatch: JointMinibatch) -> Inverses:
@@ -211,7 +239,10 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         place_B = torch.full((num_copies,), -1, device=self.device)
         place_B[copies] = torch.arange(len(copies), device=self.device)
         empty = torch.zeros(len(copies), num_rounds, device=self.device)
-        grids, old_grids = dict.fromkeys(self.scenario.protocol.agents, empty), dict.fromkeys(self.scenario.protocol.agents, empty)
+        grids, old_grids = (
+            dict.fromkeys(self.scenario.protocol.agents, empty),
+            dict.fromkeys(self.scenario.protocol.agents, empty),
+        )
         entropy, critics = {}, {}
         for agent, own in data.items():
             rows, all_rows = own.rows.of_copies(copies), own.rows.of_copies(minibatch.all_copies)
@@ -219,7 +250,9 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
             entropy[agent] = empty.sum()
             if len(turns):
                 drawn, action = self.networks[agent](own.rows.obs_of(turns), True, False)[0], own.rows.action_of(turns)
-                policy: LogPolicy = (drawn.silenced(action) if self.settings.skip_silent_messages else drawn).normalised()
+                policy: LogPolicy = (
+                    drawn.silenced(action) if self.settings.skip_silent_messages else drawn
+                ).normalised()
                 at = (place_B[own.rows.copy_N[turns]], own.rows.round_N[turns])
                 grids[agent] = empty.index_put(at, policy.log_prob(action))
                 old_grids[agent] = empty.index_put(at, own.rows.log_prob_N[turns])
@@ -229,7 +262,9 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
                 _, value_N = self.networks[agent](own.rows.obs_of(rows), False, True)
                 distance = critic(value_N, own.value_N[rows], own.target_N[rows], self.settings)
                 critics[agent] = self.settings.critic_coefficient * distance * (len(rows) / len(all_rows))
-        return _Scores(torch.stack(list(grids.values()), -1), torch.stack(list(old_grids.values()), -1), entropy, critics)
+        return _Scores(
+            torch.stack(list(grids.values()), -1), torch.stack(list(old_grids.values()), -1), entropy, critics
+        )
 
     def _plain_gradient(self, agent: str, loss: Tensor) -> Tensor:
         """The gradient of `loss`, flat over all that the agent's optimizer moves, of all learners."""
@@ -237,7 +272,10 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         if not loss.requires_grad:  # none of its rows are this learner's
             return self._sum_over_learners(torch.cat([torch.zeros_like(p).reshape(-1) for p in parameters]))
         found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
-        parts = [torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(found, parameters, strict=True)]
+        parts = [
+            torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
+            for g, p in zip(found, parameters, strict=True)
+        ]
         return self._sum_over_learners(torch.cat(parts))
 
     def _advantages(self, data: Mapping[str, ShapedData], minibatch: JointMinibatch) -> Tensor:
@@ -257,8 +295,12 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
 
     def _set_gradients(self, agent: str, shaped: Tensor, plain: Tensor) -> None:
         """Actors move along `shaped`, and everything along `plain`."""
-        gradients = dict(zip(self.optimizers[agent].parameters, plain.split([p.numel() for p in self.optimizers[agent].parameters])))
-        for parameter, piece in zip(self.actors[agent], shaped.split([p.numel() for p in self.actors[agent]]), strict=True):
+        gradients = dict(
+            zip(self.optimizers[agent].parameters, plain.split([p.numel() for p in self.optimizers[agent].parameters]))
+        )
+        for parameter, piece in zip(
+            self.actors[agent], shaped.split([p.numel() for p in self.actors[agent]]), strict=True
+        ):
             gradients[parameter] = gradients[parameter] + piece
         self.optimizers[agent].set_gradients([gradients[parameter] for parameter in self.optimizers[agent].parameters])
 

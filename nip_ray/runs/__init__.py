@@ -1,3 +1,3 @@
-"""An experiment from start to end: the run folder, checkpoints that are written whole or not at all and verified when read, the metrics
-file, and resuming.
+"""An experiment from start to end: the run folder, checkpoints that are written whole or not at all and verified when
+read, the metrics file, and resuming.
 """

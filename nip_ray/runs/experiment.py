@@ -1,10 +1,14 @@
-"""`run_experiment`: from a config to a trained verifier in a run folder, and `resume_experiment`: from wherever it was stopped.
+"""`run_experiment`: from a config to a trained verifier in a run folder, and `resume_experiment`: from wherever it was
+stopped.
 
 Decisions that matter here:
-- a row of metrics is written before the checkpoint that relies on it; on resume rows after the checkpoint are dropped and made again;
-- nothing random has a state to save: every draw is seeded by (seed, purpose, iteration), so checkpoints hold weights, optimizers
-  and counters only, and a resumed run gives the numbers of one that was never stopped (CPU, same machine kind);
-- the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any time;
+- a row of metrics is written before the checkpoint that relies on it; on resume rows after the checkpoint are dropped
+  and made again;
+- nothing random has a state to save: every draw is seeded by (seed, purpose, iteration), so checkpoints hold weights,
+  optimizers and counters only, and a resumed run gives the numbers of one that was never stopped (CPU, same machine
+  kind);
+- the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any
+  time;
 - what runs language agents is imported where a config is of one, so that runs of networks do without.
 """
 
@@ -48,8 +52,8 @@ def run_experiment(
 
     config: or its keys as in YAML, or a YAML file, or the folder of a run whose config is used again.
 
-    Raises UserError for a config or a folder that cannot work, before Ray starts or a call is made; TrainingError when training breaks
-    down, or the budget of language agents is spent, with everything saved that was paid for.
+    Raises UserError for a config or a folder that cannot work, before Ray starts or a call is made; TrainingError when
+    training breaks down, or the budget of language agents is spent, with everything saved that was paid for.
     """
     config = config_of(config)
     check(config)
@@ -73,23 +77,26 @@ def run_experiment(
 def resume_experiment(
     run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
 ) -> ExperimentResult:
-    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet), one of language agents from
-    the stage that was begun last.
+    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet), one of
+    language agents from the stage that was begun last.
 
-    iterations: a new total. settings: "key=value" of what may change (`nip_ray.config.changes`), for example ``learners.num_learners=2``.
-    Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total
-    is below what is done or changes an annealed learning rate.
+    iterations: a new total. settings: "key=value" of what may change (`nip_ray.config.changes`), for example
+    ``learners.num_learners=2``. Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or
+    the new total is below what is done or changes an annealed learning rate.
     """
     with RunFolder.open(run_dir) as folder:
         if (folder.path / EXPORTED).is_file():
             raise UserError(
-                f"{run_dir}: is an export, which has nothing to learn on from; start a new run, with initial_weights or base_run"
+                f"{run_dir}: is an export, which has nothing to learn on from; start a new run, with initial_weights or"
+                " base_run"
             )
         stored = load_config(folder.path / CONFIG, checked=False)
         is_finished(folder)  # a damaged name of the run is told of before anything is changed
-    resumed_config(stored, settings, iterations)  # what may not be changed is refused of a run that another process holds, too
+    # what may not be changed is refused of a run that another process holds, too
+    resumed_config(stored, settings, iterations)
     with RunFolder.open(run_dir, write=True) as folder:
-        stored = load_config(folder.path / CONFIG, checked=False)  # again: who held the folder before may have changed it
+        # again: who held the folder before may have changed it
+        stored = load_config(folder.path / CONFIG, checked=False)
         config = resumed_config(stored, settings, iterations)
         if isinstance(config, TextExperimentConfig):
             return _resume_text(config, folder, quiet)
@@ -110,8 +117,11 @@ def resume_experiment(
         return _played(session, checkpoint)
 
 
-def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str, *, quiet: bool = False) -> ExperimentResult:
-    """Resume the run in `run_dir`, which `config` is that of, with what `config` says otherwise; a run that is finished stays as it is.
+def resume_as(
+    config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str, *, quiet: bool = False
+) -> ExperimentResult:
+    """Resume the run in `run_dir`, which `config` is that of, with what `config` says otherwise; a run that is finished
+    stays as it is.
 
     Raises UserError where `config` differs in what a resumed run may not change.
     """
@@ -136,7 +146,8 @@ def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult
 
 
 def _ended(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool) -> ExperimentResult | None:
-    """What a run came to that is finished under its present config, which is said; None where something is left to be done."""
+    """What a run came to that is finished under its present config, which is said; None where something is left to be
+    done."""
     if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
         return None
     if not quiet:
@@ -145,10 +156,11 @@ def _ended(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, q
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
-    """Read what the user wrote (data, plugins, other runs) before a run folder is made for it. What is built is kept for the run.
+    """Read what the user wrote (data, plugins, other runs) before a run folder is made for it. What is built is kept
+    for the run.
 
-    run_dir: the folder that it will have, beside which artifacts are kept that had to be fetched (none: they are not kept).
-    Raises UserError for what cannot be read or does not fit.
+    run_dir: the folder that it will have, beside which artifacts are kept that had to be fetched (none: they are not
+    kept). Raises UserError for what cannot be read or does not fit.
     """
     solo_run_score(config)
     data = getattr(config.scenario, "data", None)
@@ -203,7 +215,15 @@ def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "
 
     known: the file of what providers were found able to do.
     """
-    from nip_ray.text.parts import STATE, check_providers, known_abilities, load_state, prepare, save_state, store_abilities
+    from nip_ray.text.parts import (
+        STATE,
+        check_providers,
+        known_abilities,
+        load_state,
+        prepare,
+        save_state,
+        store_abilities,
+    )
     from nip_ray.text.training.trainer import new_state
 
     if not (folder.path / STATE).is_file():  # killed before the first stage began
@@ -214,7 +234,8 @@ def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "
 
 
 def reopened(state: "TextState", config: TextExperimentConfig) -> "TextState":
-    """`state` under a config whose number of iterations may have changed: a run that was over continues where it would not have ended.
+    """`state` under a config whose number of iterations may have changed: a run that was over continues where it would
+    not have ended.
 
     Raises UserError when more iterations are done already.
     """

@@ -1,7 +1,8 @@
-"""Starting from another run's agents: their weights, and with them their observation statistics, from a verified checkpoint.
+"""Starting from another run's agents: their weights, and with them their observation statistics, from a verified
+checkpoint.
 
-An agent fits when its network settings there and here are the same, but for those that only say how it was started or is trained,
-and when every tensor has the same shape (which also depends on rounds, channels and the scenario).
+An agent fits when its network settings there and here are the same, but for those that only say how it was started or
+is trained, and when every tensor has the same shape (which also depends on rounds, channels and the scenario).
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,22 +27,29 @@ _SHAPES_SHOWN = 3
 _FREE = ("lr_factor", "initialisation", "initialisation_gain", "noise_sigma", "dropout", "input_bias")  # ends of names
 
 
-def initial_weights(config: ExperimentConfig, run_dir: Path | None = None) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-    """(agent -> the state that its network starts with, what was passed over on the way) for all of `config.initial_weights`.
+def initial_weights(
+    config: ExperimentConfig, run_dir: Path | None = None
+) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    """(agent -> the state that its network starts with, what was passed over on the way) for all of
+    `config.initial_weights`.
 
-    run_dir: of the run that starts with them, beside which artifacts are kept that had to be fetched (none: they are not kept).
-    Raises UserError where a run, its checkpoint or the agent in it is missing or damaged, and where the agent does not fit.
+    run_dir: of the run that starts with them, beside which artifacts are kept that had to be fetched (none: they are
+    not kept). Raises UserError where a run, its checkpoint or the agent in it is missing or damaged, and where the
+    agent does not fit.
     """
     if not config.initial_weights:
         return {}, []
     import_plugins(config.plugins)
     scenario = played_scenario(config.protocol, config.scenario, config.algorithm)
     found, notes = {}, []
-    opened: dict[tuple[str, int | None], tuple[ExperimentConfig, Checkpoint]] = {}  # agents of one run come from one checkpoint
+    # agents of one run come from one checkpoint
+    opened: dict[tuple[str, int | None], tuple[ExperimentConfig, Checkpoint]] = {}
     for agent, source in config.initial_weights.items():
         where = f"initial_weights.{agent}"
         if agent not in scenario.protocol.agents:
-            raise UserError(f"{where}: no agent of this experiment, expected one of {', '.join(scenario.protocol.agents)}")
+            raise UserError(
+                f"{where}: no agent of this experiment, expected one of {', '.join(scenario.protocol.agents)}"
+            )
         place = (source.run_dir, source.checkpoint)
         if place not in opened:
             opened[place] = _opened(where, source, run_dir)
@@ -49,17 +57,22 @@ def initial_weights(config: ExperimentConfig, run_dir: Path | None = None) -> tu
         notes += [f"{where}: {reason}; taking iteration {checkpoint.iteration}" for reason in checkpoint.skipped]
         other, modules = source.agent or agent, checkpoint.tensors["training"]["modules"]
         if other not in modules:
-            raise UserError(f"{where}.agent: {source.run_dir} has no agent {other!r}, it has {', '.join(sorted(modules))}")
+            raise UserError(
+                f"{where}.agent: {source.run_dir} has no agent {other!r}, it has {', '.join(sorted(modules))}"
+            )
         ours = scenario.build_agent(agent, 0).state_dict()
         faults = list(_faults(theirs, other, config, agent, _differing(modules[other], ours)))
         if faults:
-            raise UserError(f"{where}: {other!r} of {source.run_dir} does not fit ({', '.join(faults)}), use the same settings")
+            raise UserError(
+                f"{where}: {other!r} of {source.run_dir} does not fit ({', '.join(faults)}), use the same settings"
+            )
         found[agent] = modules[other]
     return found, notes
 
 
 def put_weights(algorithm: Any, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Give an algorithm that has not trained yet these entries of its networks' states, on all its learners and runners."""
+    """Give an algorithm that has not trained yet these entries of its networks' states, on all its learners and
+    runners."""
     state = algorithm.training_state()
     modules = {agent: {**own, **weights.get(agent, {})} for agent, own in state["modules"].items()}
     algorithm.load_training_state({**state, "modules": modules})
@@ -76,7 +89,9 @@ def _opened(where: str, source: WeightSource, beside: Path | None) -> tuple[Expe
         raise UserError(f"{where}: {error}") from error
 
 
-def _faults(theirs: ExperimentConfig, other: str, ours: ExperimentConfig, agent: str, differing: Mapping[str, str]) -> Iterator[str]:
+def _faults(
+    theirs: ExperimentConfig, other: str, ours: ExperimentConfig, agent: str, differing: Mapping[str, str]
+) -> Iterator[str]:
     """What makes the agents differ: settings, and tensors (`differing`: name -> both shapes in words)."""
     if theirs.scenario.name != ours.scenario.name:
         yield f"scenario.name is {theirs.scenario.name} there and {ours.scenario.name} here"
@@ -97,7 +112,11 @@ def _network_settings(config: ExperimentConfig, agent: str) -> dict[str, Any]:
 
 def _surroundings(config: ExperimentConfig) -> dict[str, Any]:
     """What shapes may depend on beside the agent's own settings, by name."""
-    plain = {name: value for name, value in asdict(config.scenario).items() if isinstance(value, int) and "normaliz" not in name}
+    plain = {
+        name: value
+        for name, value in asdict(config.scenario).items()
+        if isinstance(value, int) and "normaliz" not in name
+    }
     return {"protocol": config.protocol.name, "max_rounds": rounds_of(config), **plain}
 
 

@@ -1,4 +1,5 @@
-"""Pages that are served while somebody looks at them: to GET and HEAD, on this machine alone unless told otherwise, and nothing is written.
+"""Pages that are served while somebody looks at them: to GET and HEAD, on this machine alone unless told otherwise, and
+nothing is written.
 
 Decisions that matter here:
 - what may be asked for is decided by whoever makes the pages (`Pages.answer`): no path is a path of the file system;
@@ -40,12 +41,14 @@ class Pages(Protocol):
     """What a `PageServer` serves."""
 
     def answer(self, path: str) -> Answer | None:
-        """What is at `path` (with its query, as it was sent); None where nothing is. A UserError is answered with its text."""
+        """What is at `path` (with its query, as it was sent); None where nothing is. A UserError is answered with its
+        text."""
         ...
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves `Pages`. port: 0 for any free one; `url` says which it became. host: an address of this machine, or a name for one."""
+    """Serves `Pages`. port: 0 for any free one; `url` says which it became. host: an address of this machine, or a name
+    for one."""
 
     daemon_threads = True
     request_queue_size = 1024
@@ -60,8 +63,12 @@ class PageServer(ThreadingHTTPServer):
         except (OSError, OverflowError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it must be below 65536"
             if host != ADDRESS and not _can_be_bound(host, self.address_family):
-                raise UserError(f"--host {host}: is no address of this machine ({reason}); name one, or 0.0.0.0 for all of them") from None
-            raise UserError(f"--port {port}: cannot be listened on ({reason}); choose another, or leave it out for a free one") from None
+                raise UserError(
+                    f"--host {host}: is no address of this machine ({reason}); name one, or 0.0.0.0 for all of them"
+                ) from None
+            raise UserError(
+                f"--port {port}: cannot be listened on ({reason}); choose another, or leave it out for a free one"
+            ) from None
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A reader who went away in the middle of an answer is none; anything else is shown."""

@@ -1,12 +1,14 @@
-"""Pretraining: agents learn the labels alone, each under the protocol in which it decides at once, before the experiment begins.
+"""Pretraining: agents learn the labels alone, each under the protocol in which it decides at once, before the
+experiment begins.
 
 Decisions that matter here:
-- an agent starts with the very weights, and the observation statistics, that the experiment would give it, and gets only its body
-  back (with `include_heads` also the head that decides, if it decides in the experiment too);
-- learning-rate factors do not count here: a body that is to be pretrained and then left alone has factor 0 in the experiment;
-- results are cached by content: the key is a hash of all that training reads, down to the first weights and every observation, so
-  that neither a moved data file nor a changed one gives the wrong body. A file of the cache is written in one step and verified
-  before it is read; a damaged one is trained again.
+- an agent starts with the very weights, and the observation statistics, that the experiment would give it, and gets
+  only its body back (with `include_heads` also the head that decides, if it decides in the experiment too);
+- learning-rate factors do not count here: a body that is to be pretrained and then left alone has factor 0 in the
+  experiment;
+- results are cached by content: the key is a hash of all that training reads, down to the first weights and every
+  observation, so that neither a moved data file nor a changed one gives the wrong body. A file of the cache is written
+  in one step and verified before it is read; a damaged one is trained again.
 Source: the pretraining of Hammond and Adam-Day's library, with bodies that do learn.
 """
 
@@ -49,8 +51,9 @@ Report = Callable[[str, int, dict[str, float]], None]
 class Pretrained:
     """What pretraining made of one agent.
 
-    weights: entries of the state of its network in the experiment. figures: plain JSON values: `loss` and `accuracy` by epoch,
-    `held_out` accuracy with its interval, the cache's `key`, and whether it was `cached`. notes: what somebody ought to be told.
+    weights: entries of the state of its network in the experiment. figures: plain JSON values: `loss` and `accuracy` by
+    epoch, `held_out` accuracy with its interval, the cache's `key`, and whether it was `cached`. notes: what somebody
+    ought to be told.
     """
 
     weights: dict[str, Tensor]
@@ -59,11 +62,12 @@ class Pretrained:
 
 
 def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None) -> dict[str, Pretrained]:
-    """Train the agents that `config.pretraining` names, or take them from the folder `cache`, in which results are kept.
+    """Train the agents that `config.pretraining` names, or take them from the folder `cache`, in which results are
+    kept.
 
     report: called with (agent, epochs done, {"loss", "accuracy"}) after each epoch that is trained.
-    Raises UserError for an agent that has nothing to pretrain or a folder that cannot be written, TrainingError for a loss that is
-    not finite.
+    Raises UserError for an agent that has nothing to pretrain or a folder that cannot be written, TrainingError for a
+    loss that is not finite.
     """
     import_plugins(config.plugins)
     real = played_scenario(config.protocol, config.scenario, config.algorithm)
@@ -79,7 +83,8 @@ def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None
 
 @dataclass(frozen=True)
 class _Pupil:
-    """An agent alone, in one round. body, head: names of the entries of its network's state that its decision depends on."""
+    """An agent alone, in one round. body, head: names of the entries of its network's state that its decision depends
+    on."""
 
     agent: str
     round: int
@@ -123,7 +128,9 @@ def _pupil(config: ExperimentConfig, agent: str, fresh: dict[str, nn.Module]) ->
     obs, y_N = pupil.silent_turns(alone.ids("train")[:2])
     loss = decision_loss(network(obs, True, False)[0], y_N)
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    head = tuple(name for name, gradient in zip(parameters, found, strict=True) if gradient is not None and name not in inside)
+    head = tuple(
+        name for name, gradient in zip(parameters, found, strict=True) if gradient is not None and name not in inside
+    )
     return replace(pupil, head=head)
 
 
@@ -150,7 +157,9 @@ def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Re
     curves: dict[str, list[float]] = {"loss": [], "accuracy": []}
     for epoch, found in enumerate(_epochs(pupil, settings, seed)):
         if not math.isfinite(found["loss"]):
-            raise TrainingError(f"pretraining {pupil.agent!r}: the loss of epoch {epoch + 1} is not finite; lower pretraining.lr")
+            raise TrainingError(
+                f"pretraining {pupil.agent!r}: the loss of epoch {epoch + 1} is not finite; lower pretraining.lr"
+            )
         for name, value in found.items():
             curves[name].append(value)
         report(pupil.agent, epoch + 1, found)
@@ -208,8 +217,16 @@ def _key(config: ExperimentConfig, pupil: _Pupil) -> str:
         "agent": [pupil.agent, {name: value for name, value in own.items() if not name.endswith("lr_factor")}],
         # where data come from does not matter, what they are is hashed below
         "scenario": {name: value for name, value in asdict(config.scenario).items() if name not in ("agents", "data")},
-        "protocol": [protocol.max_rounds, protocol.channels, protocol.sees, protocol.turns, *([protocol.roles] if protocol.roles else [])],
-        "pretraining": {n: v for n, v in asdict(config.pretraining).items() if n not in ("agents", "cache", "include_heads")},
+        "protocol": [
+            protocol.max_rounds,
+            protocol.channels,
+            protocol.sees,
+            protocol.turns,
+            *([protocol.roles] if protocol.roles else []),
+        ],
+        "pretraining": {
+            n: v for n, v in asdict(config.pretraining).items() if n not in ("agents", "cache", "include_heads")
+        },
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     _absorb(digest, pupil.network.state_dict())
@@ -236,7 +253,9 @@ def _write(path: Path, key: str, content: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"pretraining.cache: {path.parent} cannot be made ({error.strerror}); name another folder") from None
+        raise UserError(
+            f"pretraining.cache: {path.parent} cannot be made ({error.strerror}); name another folder"
+        ) from None
     write_atomically(path, json.dumps(header).encode() + b"\n" + payload)
 
 

@@ -1,9 +1,12 @@
 """Torch's profiler around a few iterations of the main process.
 
 Decisions that matter here:
-- a run that does not profile imports nothing for it, and one that has finished profiling calls an empty function an iteration;
-- one trace a process: wait, warm up, record, write, stop. A run that ends earlier writes what was recorded so far, if anything;
-- remote workers are not in it: Ray's dashboard profiles those (py-spy), and their share of an iteration is in `time/...`.
+- a run that does not profile imports nothing for it, and one that has finished profiling calls an empty function an
+  iteration;
+- one trace a process: wait, warm up, record, write, stop. A run that ends earlier writes what was recorded so far, if
+  anything;
+- remote workers are not in it: Ray's dashboard profiles those (py-spy), and their share of an iteration is in
+  `time/...`.
 """
 
 import warnings
@@ -23,9 +26,9 @@ _ROWS = 40
 def profiler(settings: ProfilingSettings, folder: Path, start: int) -> Iterator[Callable[[], None]]:
     """Yields ``step()``, to be called at the end of every iteration.
 
-    folder: the run folder; `profile/trace-NNNNNN.json.gz` and `profile/table.txt` are written there. start: how many iterations are done
-    already; the trace has the number of the first one that is recorded. Where the extent of an iteration is to be seen in the trace, it
-    is an event `ProfilerStep#N` with N counted from 0 in this process.
+    folder: the run folder; `profile/trace-NNNNNN.json.gz` and `profile/table.txt` are written there. start: how many
+    iterations are done already; the trace has the number of the first one that is recorded. Where the extent of an
+    iteration is to be seen in the trace, it is an event `ProfilerStep#N` with N counted from 0 in this process.
     """
     if not settings.enabled:
         yield _nothing

@@ -1,14 +1,16 @@
 """`Session`: one process's work on a run with networks, an iteration at a time.
 
 Decisions that matter here:
-- `run_experiment`, `resume_experiment` and a trial of a sweep are this one loop, driven from outside: so a sweep's numbers are those
-  of a single run;
-- everything that belongs to a run lies in its folder, and a session can begin from any of its checkpoints: what was written after
-  that is dropped, and comes again with the same numbers (CPU, same config and seed);
-- a lost learner costs the iterations since the newest checkpoint, not the run. What is written and tracked is not doubled by that;
-- an interrupt ends the run after the iteration that it came in, with a checkpoint. Nobody knows which iteration takes too long for that. So
-  the state after a whole one is kept in memory, and saved instead: before each evaluation, else every `_KEPT_EVERY_S` seconds, because a
-  copy after every fast iteration would slow runs whose learners are remote or have replay buffers.
+- `run_experiment`, `resume_experiment` and a trial of a sweep are this one loop, driven from outside: so a sweep's
+  numbers are those of a single run;
+- everything that belongs to a run lies in its folder, and a session can begin from any of its checkpoints: what was
+  written after that is dropped, and comes again with the same numbers (CPU, same config and seed);
+- a lost learner costs the iterations since the newest checkpoint, not the run. What is written and tracked is not
+  doubled by that;
+- an interrupt ends the run after the iteration that it came in, with a checkpoint. Nobody knows which iteration takes
+  too long for that. So the state after a whole one is kept in memory, and saved instead: before each evaluation, else
+  every `_KEPT_EVERY_S` seconds, because a copy after every fast iteration would slow runs whose learners are remote or
+  have replay buffers.
 """
 
 import time
@@ -38,7 +40,8 @@ from nip_ray.tracking import Tracker, open_trackers
 from nip_ray.tracking.base import RunInfo
 
 WARNINGS = "warnings.log"
-_KEPT_EVERY_S = 2.0  # what whole iterations took that an interrupt may lose, at most, where it cuts the next one off; or, if that is more,
+# what whole iterations took that an interrupt may lose, at most, where it cuts the next one off; or, if that is more,
+_KEPT_EVERY_S = 2.0
 _COPY_SHARE = 50  # so many times what a copy takes: replay buffers are large
 
 
@@ -48,7 +51,9 @@ class Session:
     config: of the run. folder: its folder, open for writing. group: the sweep that it belongs to.
     """
 
-    def __init__(self, config: ExperimentConfig, folder: RunFolder, *, quiet: bool = False, group: str | None = None) -> None:
+    def __init__(
+        self, config: ExperimentConfig, folder: RunFolder, *, quiet: bool = False, group: str | None = None
+    ) -> None:
         self.config, self.folder, self.quiet, self.group = config, folder, quiet, group
         self.algorithm: Any = None
         self.iteration = 0
@@ -56,8 +61,10 @@ class Session:
         self.last_evaluation: dict[str, float] = {}
         self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
         self._whole = False  # whether the algorithm stands after an iteration
-        self._kept: tuple[int, dict[str, Any]] | None = None  # an iteration after the newest checkpoint, and the state after it
-        self._kept_at, self._copy_s = 0.0, 0.0  # when that was copied, or the checkpoint saved; how long the last copy took
+        # an iteration after the newest checkpoint, and the state after it
+        self._kept: tuple[int, dict[str, Any]] | None = None
+        # when that was copied, or the checkpoint saved; how long the last copy took
+        self._kept_at, self._copy_s = 0.0, 0.0
         self._durations: deque[float] = deque(maxlen=REMEMBERED)  # outlives an algorithm whose learners were lost
         self._tracker: Tracker | None = None
         self._open = ExitStack()
@@ -75,7 +82,8 @@ class Session:
         return {**self.last_evaluation, **self.last_row}
 
     def start(self, checkpoint: Checkpoint | None = None, *, foreign: bool = False) -> None:
-        """Build everything and stand where `checkpoint` was made (None: at the beginning, with the first weights of the config).
+        """Build everything and stand where `checkpoint` was made (None: at the beginning, with the first weights of the
+        config).
 
         foreign: it is another run's; this run's rows up to its iteration are kept, its own checkpoints are not.
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
@@ -100,9 +108,13 @@ class Session:
             put_weights(self.algorithm, given)
         if checkpoint is not None:
             try:
-                self.algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
+                self.algorithm.load_training_state(
+                    {**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]}
+                )
             except (KeyError, ValueError, RuntimeError) as error:
-                raise UserError(f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run") from error
+                raise UserError(
+                    f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run"
+                ) from error
         rewind_checkpoints(self.folder.checkpoints, -1 if foreign else self.iteration)
         self.folder.rewind_metrics(self.iteration)
         if mended := self.folder.mend_metrics(range(1, self.iteration + 1)):
@@ -114,7 +126,10 @@ class Session:
         self.last_row = rows[-1] if rows else {}
         self.last_evaluation = next((found for row in reversed(rows) if (found := _of_evaluation(row))), {})
         if self._tracker is None:
-            identity, plain = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")
+            identity, plain = (
+                run_id(self.folder, self.config.name, self.config.seed),
+                self.config.model_dump(mode="json"),
+            )
             info = RunInfo(self.folder.path, identity, self.config.name, plain, self.group, self.iteration)
             self._tracker = open_trackers(self.config.tracking, info)
             self._told = self.iteration
@@ -124,7 +139,8 @@ class Session:
     def step(self) -> dict[str, Any]:
         """One iteration, written down; with an evaluation and a checkpoint where they are due. Returns its row.
 
-        Raises LearnerLost when a learner is gone: `restart` then continues. Raises TrainingError when training breaks down.
+        Raises LearnerLost when a learner is gone: `restart` then continues. Raises TrainingError when training breaks
+        down.
         """
         iteration, settings = self.iteration + 1, self.config
         evaluated = iteration == settings.iterations or _due(iteration, settings.evaluation.interval)
@@ -166,7 +182,8 @@ class Session:
             self._tracker.checkpoint(path, self.iteration)
 
     def save_interrupted(self) -> None:
-        """Write a checkpoint of the last iteration that is whole, or of the one whose state was kept, and go back to that."""
+        """Write a checkpoint of the last iteration that is whole, or of the one whose state was kept, and go back to
+        that."""
         if self._whole and self.algorithm is not None:
             self.save()
         elif self._kept is not None:
@@ -183,7 +200,8 @@ class Session:
         self.start(self.newest())
 
     def finish(self) -> dict[str, Any]:
-        """The final examination, with intervals, and the report; then the attack, if one is wanted, and the report with it.
+        """The final examination, with intervals, and the report; then the attack, if one is wanted, and the report with
+        it.
 
         Returns the last row with the last evaluation's figures.
         """
@@ -206,7 +224,9 @@ class Session:
 
             examination, networks = self._examination(), self.algorithm.networks()
             unseen, seed = examination.unseen_ids(), self.config.seed
-            figures = attack(self.config, examination.scenario, networks, unseen, seed, settings.attack, quiet=self.quiet)
+            figures = attack(
+                self.config, examination.scenario, networks, unseen, seed, settings.attack, quiet=self.quiet
+            )
             self.folder.write_json("evaluation.json", {**document, **figures})
             write_report(self.folder.path)
         mark_finished(self.folder)
@@ -224,8 +244,8 @@ class Session:
                 self._tracker = None
 
     def warn(self, text: str) -> None:
-        """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody. Raises UserError when
-        it cannot be kept.
+        """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody.
+        Raises UserError when it cannot be kept.
         """
         text = Redactor()(text)
         say(f"warning: {text}")
@@ -237,7 +257,8 @@ class Session:
             cannot_write(path, error)
 
     def newest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint of this run, if there is any; damaged ones, and rows that were changed, are named by `warn`."""
+        """The newest undamaged checkpoint of this run, if there is any; damaged ones, and rows that were changed, are
+        named by `warn`."""
         checkpoints = self.folder.checkpoints
         if not has_checkpoint(checkpoints):
             return None
@@ -247,7 +268,10 @@ class Session:
         stated = checkpoint.state.get("rows")  # earlier versions kept none, or one sum of all
         if isinstance(stated, list) and (changed := self.folder.changed_rows(stated)):
             which = f"iterations {', '.join(map(str, changed[:5]))}{' ...' if len(changed) > 5 else ''}"
-            self.warn(f"{self.folder.path / METRICS}: rows of {which} are not as they were when they were written; do not rely on them")
+            self.warn(
+                f"{self.folder.path / METRICS}: rows of {which} are not as they were when they were written; do not"
+                " rely on them"
+            )
         if checkpoint.iteration > self.config.iterations:
             done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
             raise UserError(f"{done}; ask for more than that (--iterations)")
@@ -285,7 +309,11 @@ class Session:
         began = time.perf_counter()
         self.algorithm.train()
         found = rollout_metrics(self.algorithm.scenario.protocol, self.algorithm.rollout.among_current(), {})
-        row = {"iteration": iteration, **self.algorithm.row, **{f"train/{name}": value for name, value in found.items()}}
+        row = {
+            "iteration": iteration,
+            **self.algorithm.row,
+            **{f"train/{name}": value for name, value in found.items()},
+        }
         row["time/iteration_s"] = time.perf_counter() - began
         row["env_steps_per_s"] = row["env_steps"] / row["time/iteration_s"]
         row["time/checkpoint_s"] = self._saved_s
@@ -304,7 +332,9 @@ class Session:
                 rollout = examination.rollout(networks, greedy)
                 figures |= examination.metrics(rollout, name)
                 if settings.num_transcripts and (greedy or not settings.greedy):
-                    records = list(transcript_records(self.algorithm.scenario, rollout, settings.num_transcripts, networks))
+                    records = list(
+                        transcript_records(self.algorithm.scenario, rollout, settings.num_transcripts, networks)
+                    )
                     file = self.folder.write_transcripts(f"{iteration:06d}", records)
                     keep_pictures(self.folder.path, self.algorithm.scenario, [record["instance"] for record in records])
                     if self._tracker is not None and iteration > self._told:
@@ -317,7 +347,9 @@ class Session:
 
     def _examination(self) -> Examination:
         config = self.config
-        examination = Examination(self.algorithm.scenario, config.seed, config.evaluation.max_instances, search=searching(config))
+        examination = Examination(
+            self.algorithm.scenario, config.seed, config.evaluation.max_instances, search=searching(config)
+        )
         examination.alone = solo_run_score(config)
         return examination
 
@@ -357,7 +389,8 @@ def to_the_end(session: Session) -> dict[str, Any]:
         saving_at_interrupts(session),
         progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report,
     ):
-        while True:  # learners can be lost while they are recreated, too, and while the last examination asks them for their weights
+        # learners can be lost while they are recreated, too, and while the last examination asks them for their weights
+        while True:
             try:
                 if not stands:
                     session.restart()

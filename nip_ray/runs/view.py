@@ -1,12 +1,14 @@
-"""`view`: one page over the runs of a folder, their table, curves and transcripts side by side; `watch`: the report of one of them, live.
+"""`view`: one page over the runs of a folder, their table, curves and transcripts side by side; `watch`: the report of
+one of them, live.
 
 Decisions that matter here:
-- the page comes without data and asks for it: `/runs` every two seconds (answered by 204 while nothing has changed), `/settings`, `/curves`
-  and `/episodes` for what is picked; `/run/PLACE/` is the report of a run, as `watch` serves it;
-- a live report asks for its mark every two seconds and loads itself again when that has changed. The mark changes with the files that the
-  page is made of, but at most once in `every_s` seconds: drawing takes a second or two, which the run could use;
-- a run is named by its place in the listing, never by a path: what is not in the listing is not there, and a run whose files are links that
-  lead out of the folder is refused. Nothing is written;
+- the page comes without data and asks for it: `/runs` every two seconds (answered by 204 while nothing has changed),
+  `/settings`, `/curves` and `/episodes` for what is picked; `/run/PLACE/` is the report of a run, as `watch` serves it;
+- a live report asks for its mark every two seconds and loads itself again when that has changed. The mark changes with
+  the files that the page is made of, but at most once in `every_s` seconds: drawing takes a second or two, which the
+  run could use;
+- a run is named by its place in the listing, never by a path: what is not in the listing is not there, and a run whose
+  files are links that lead out of the folder is refused. Nothing is written;
 - rows of metrics are kept while their file is the same, the newest `_ROWS_KEPT` files.
 """
 
@@ -48,7 +50,8 @@ Query = Mapping[str, Sequence[str]]
 
 
 class LivePage:
-    """The newest report of a run. every_s: between two drawings. render: (folder, mark) -> page, the report's own unless it is given."""
+    """The newest report of a run. every_s: between two drawings. render: (folder, mark) -> page, the report's own
+    unless it is given."""
 
     def __init__(self, run_dir: Path, every_s: float = 5.0, render: Callable[[Path, str], str] | None = None) -> None:
         self.run_dir, self.every_s, self._render = run_dir, every_s, render or _live_report
@@ -142,7 +145,9 @@ class RunsPage:
         shown = []
         for run in runs.values():  # place: by which it is asked for; all other texts are for reading
             record = run.record()
-            texts = {key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in record.items()}
+            texts = {
+                key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in record.items()
+            }
             texts |= {"label": visible(run.place), "about": visible(short(run.about, 300)), "place": run.place}
             del texts["path"]
             shown.append({**texts, "talks": any((run.path / "transcripts").glob("*.jsonl"))})
@@ -157,7 +162,9 @@ class RunsPage:
         settings = {place: flat(dict(run.config)) for place, run in self._look().items() if run.config}
         keys = dict.fromkeys(key for own in settings.values() for key in own)
         differ = [key for key in keys if len({_value(own, key) for own in settings.values()}) > 1]
-        return {place: {visible(key): _value(own, key) for key in differ if key in own} for place, own in settings.items()}
+        return {
+            place: {visible(key): _value(own, key) for key in differ if key in own} for place, own in settings.items()
+        }
 
     def _curves(self, query: Query) -> dict[str, Any]:
         """keys: all metrics of these runs. curves: metric -> place -> [iterations or minutes, values]."""
@@ -175,7 +182,12 @@ class RunsPage:
         file = query.get("file", [""])[0]
         columns = [self._column(place, file) for place in query.get("run", [])[:MAX_BESIDE]]
         every = [self._column(place, "") for place in query.get("run", [])[:MAX_BESIDE]] if file else columns
-        return rendered("beside.html.j2", file=file, files=transcript_files(every), **beside(columns, query.get("instance", [""])[0]))
+        return rendered(
+            "beside.html.j2",
+            file=file,
+            files=transcript_files(every),
+            **beside(columns, query.get("instance", [""])[0]),
+        )
 
     def _column(self, place: str, file: str) -> Column:
         try:
@@ -185,7 +197,8 @@ class RunsPage:
 
 
 def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[str], None] = print) -> None:
-    """Serve the page over the runs at or below `folder` until Ctrl-C. told: hears the address, once the page can be asked for.
+    """Serve the page over the runs at or below `folder` until Ctrl-C. told: hears the address, once the page can be
+    asked for.
 
     Raises UserError when there is no such folder, or the address or port cannot be had.
     """
@@ -200,7 +213,9 @@ def watch(run_dir: Path, port: int = 0, *, told: Callable[[str], None] = print) 
     """
     run_dir = Path(run_dir)
     if not (run_dir / CONFIG).is_file() and not (run_dir / METRICS).is_file():
-        raise UserError(f"{run_dir}: not a run folder (it has no {CONFIG}); give the folder that `nip-ray train` printed")
+        raise UserError(
+            f"{run_dir}: not a run folder (it has no {CONFIG}); give the folder that `nip-ray train` printed"
+        )
     with PageServer(LivePage(run_dir), port) as server:
         server.serve(told)
 
@@ -213,7 +228,9 @@ def _live_report(run_dir: Path, mark: str) -> str:
     try:
         return report_page(run_dir, live=mark, running=is_locked(run_dir / LOCK))[0]
     except UserError as error:
-        return sections("report", run_dir.resolve().name[:100], "Waiting for the first iteration.", [str(error)], live=mark)
+        return sections(
+            "report", run_dir.resolve().name[:100], "Waiting for the first iteration.", [str(error)], live=mark
+        )
 
 
 def _state(run_dir: Path) -> str:

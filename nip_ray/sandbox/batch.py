@@ -25,6 +25,8 @@ def run_batch(
     """
     warnings.warn("nip_ray.sandbox.batch: take run_calls of nip_ray.sandbox.testing", DeprecationWarning, stacklevel=2)
     if settings.isolation != "trusted":  # never something weaker than was asked for
-        raise UserError(f"isolation: {settings.isolation}, but run_batch runs trusted programs; take run_calls for others")
+        raise UserError(
+            f"isolation: {settings.isolation}, but run_batch runs trusted programs; take run_calls for others"
+        )
     limited = replace(settings, cpu_s=max(1, ceil(per_call_s)))
     return [run_calls(solution, function_name, calls, limited) for solution in solutions]

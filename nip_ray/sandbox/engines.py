@@ -37,7 +37,8 @@ MEMORY, ROOM = "/dev/shm", 1 << 30
 
 
 def variables(home: str) -> dict[str, str]:
-    """All environment variables of a program. Without a seed for hashes, what a program prints of a set would be a matter of luck."""
+    """All environment variables of a program. Without a seed for hashes, what a program prints of a set would be a
+    matter of luck."""
     return {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 
@@ -47,29 +48,46 @@ def folder_mb(settings: SandboxSettings) -> int:
 
 
 def bwrap_command(bwrap: str, folder: str, names: Collection[str], settings: SandboxSettings) -> list[str]:
-    """The command that runs a folder's program in new namespaces, of which nothing but the interpreter and the program can be seen."""
+    """The command that runs a folder's program in new namespaces, of which nothing but the interpreter and the program
+    can be seen."""
     small = ["--size", str(folder_mb(settings) << 20), "--tmpfs"]
     command = [bwrap, "--unshare-user", "--unshare-all", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     command += ["--die-with-parent", "--new-session", "--hostname", "box"]
     for path in readable():
         command += ["--ro-bind", path, path]
-    command += ["--proc", "/proc", "--dev", "/dev", *small, "/dev/shm", "--remount-ro", "/dev", *small, "/tmp", *small, BOX]
+    command += [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        *small,
+        "/dev/shm",
+        "--remount-ro",
+        "/dev",
+        *small,
+        "/tmp",
+        *small,
+        BOX,
+    ]
     command += ["--ro-bind", f"{folder}/env", "/env"]
     for name in names:
         command += ["--ro-bind", f"{folder}/box/{name}", f"{BOX}/{name}"]
     return [*command, "--remount-ro", "/", "--chdir", BOX, "--", "/env/bin/python", "-B", MAIN]
 
 
-def container_command(engine: str, container: str, folder: str, names: Collection[str], settings: SandboxSettings) -> list[str]:
+def container_command(
+    engine: str, container: str, folder: str, names: Collection[str], settings: SandboxSettings
+) -> list[str]:
     """The command that runs a folder's program in a container of this name, by the image's own interpreter."""
     memory, cpu, file_bytes = f"{settings.memory_mb}m", settings.cpu_s, settings.file_mb << 20
     small = f"rw,noexec,nosuid,nodev,mode=1777,size={folder_mb(settings)}m"
     command = [
         engine, "run", "--rm", "--interactive", "--pull", "never", "--name", container, "--init",
-        "--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534:65534",
-        "--memory", memory, "--memory-swap", memory, "--pids-limit", str(settings.processes), "--ipc", "private",
-        "--ulimit", f"cpu={cpu}:{cpu + 1}", "--ulimit", f"fsize={file_bytes}", "--ulimit", f"nofile={OPEN_FILES}", "--ulimit", "core=0",
-        "--tmpfs", f"/tmp:{small}", "--tmpfs", f"{BOX}:{small}", "--workdir", BOX,
+        "--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user",
+        "65534:65534", "--memory", memory, "--memory-swap", memory, "--pids-limit", str(settings.processes), "--ipc",
+        "private", "--ulimit", f"cpu={cpu}:{cpu + 1}", "--ulimit", f"fsize={file_bytes}", "--ulimit",
+        f"nofile={OPEN_FILES}", "--ulimit", "core=0", "--tmpfs", f"/tmp:{small}", "--tmpfs", f"{BOX}:{small}",
+        "--workdir", BOX,
     ]  # fmt: skip
     for name in names:
         command += ["--mount", _row("type=bind", f"source={folder}/box/{name}", f"target={BOX}/{name}", "readonly")]
@@ -99,7 +117,12 @@ def readable() -> list[str]:
 
 
 def job_for(
-    program: str, stdin: str, files: dict[str, bytes], settings: SandboxSettings, engine: str | None, output_bytes: int | None = None
+    program: str,
+    stdin: str,
+    files: dict[str, bytes],
+    settings: SandboxSettings,
+    engine: str | None,
+    output_bytes: int | None = None,
 ) -> Job:
     """What a worker is asked to do. engine: the path of bwrap, docker or podman, None at the level `trusted`.
 
@@ -107,7 +130,9 @@ def job_for(
     """
     for name in files:
         if name in (MAIN, ".", "..") or not name or "/" in name or "\0" in name:
-            raise UserError(f"files: {name!r} cannot stand beside the program; give plain names without folders, other than {MAIN}")
+            raise UserError(
+                f"files: {name!r} cannot stand beside the program; give plain names without folders, other than {MAIN}"
+            )
     names, folder = (MAIN, *files), os.path.join(place(), f"nip-sandbox-{secrets.token_hex(8)}")
     command, stop, env = [f"{folder}/env/bin/python", "-B", MAIN], [], variables(f"{folder}/box")
     kind = os.path.basename(engine or "")
@@ -116,7 +141,8 @@ def job_for(
     elif engine:
         container = os.path.basename(folder)
         command, stop = container_command(engine, container, folder, names, settings), [engine, "kill", container]
-        env = dict(os.environ)  # the client's own: it has to find its service. A container gets what `--env` names alone
+        # the client's own: it has to find its service. A container gets what `--env` names alone
+        env = dict(os.environ)
     request: dict[str, Any] = {
         "executable": executable(),
         "folder": folder,
@@ -127,7 +153,8 @@ def job_for(
         "limits": {} if stop else _limits(settings),
         "wall_s": settings.wall_s,
         "output_bytes": output_bytes or settings.output_kb * 1000,
-        "processes": settings.processes + (2 if kind == "bwrap" else 64 if stop else 0),  # bwrap itself twice; a client's threads
+        # bwrap itself twice; a client's threads
+        "processes": settings.processes + (2 if kind == "bwrap" else 64 if stop else 0),
         "memory_mb": settings.memory_mb,
         "folder_mb": folder_mb(settings),
     }
@@ -136,7 +163,8 @@ def job_for(
 
 
 def _limits(settings: SandboxSettings) -> dict[str, tuple[int, int]]:
-    """The kernel's limits of each process. Of core files exactly one byte: no file is written then, and no helper for cores started."""
+    """The kernel's limits of each process. Of core files exactly one byte: no file is written then, and no helper for
+    cores started."""
     memory, file_bytes = settings.memory_mb << 20, settings.file_mb << 20
     return {
         "CPU": (settings.cpu_s, settings.cpu_s + 1),
@@ -148,7 +176,8 @@ def _limits(settings: SandboxSettings) -> dict[str, tuple[int, int]]:
 
 
 def place() -> str:
-    """Where folders of programs are made: in memory where there is room and TMPDIR asks for no other place, since some disks are slow."""
+    """Where folders of programs are made: in memory where there is room and TMPDIR asks for no other place, since some
+    disks are slow."""
     if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK | os.X_OK):
         return tempfile.gettempdir()
     free = os.statvfs(MEMORY)

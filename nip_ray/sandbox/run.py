@@ -29,7 +29,9 @@ from nip_ray.settings.sandbox import SandboxSettings
 _REASONS = ("processes", "memory", "disk")
 
 
-def run_program(program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}) -> SandboxResult:
+def run_program(
+    program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}
+) -> SandboxResult:
     """Run Python source under `settings` and wait for its end, which comes within `wall_s` and half a second.
 
     On a machine too busy to end what the program started so soon, it comes up to two seconds later.
@@ -46,7 +48,8 @@ def run_program(program: str, stdin: str = "", settings: SandboxSettings = DEFAU
 async def run_program_async(
     program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}
 ) -> SandboxResult:
-    """`run_program` for event loops: at most as many at once as there are processors. Cancelling it ends the program."""
+    """`run_program` for event loops: at most as many at once as there are processors. Cancelling it ends the
+    program."""
     wanted, cancel = os.pipe()
     waiting = threads().submit(run_within, program, stdin, settings, files, None, wanted)
     result = asyncio.wrap_future(waiting)
@@ -79,7 +82,8 @@ def run_within(
     output_bytes: int | None = None,
     cancelled: int | None = None,
 ) -> SandboxResult:
-    """`run_program`, with its own bound on the output. cancelled: a descriptor that is readable when the program has to end."""
+    """`run_program`, with its own bound on the output. cancelled: a descriptor that is readable when the program has to
+    end."""
     start, engine = time.monotonic(), engine_for(settings)
     outcome = run_job(job_for(program, stdin, dict(files), settings, engine, output_bytes), cancelled)
     if engine is not None:

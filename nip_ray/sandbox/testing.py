@@ -20,7 +20,8 @@ from nip_ray.settings.sandbox import SandboxSettings
 
 TestStatus = Literal["passed", "failed", "crashed", "timeout"]
 BLANKS = " \t\r"
-"""What does not count at the end of a line. A line ends at a newline and nowhere else: other separators are output like any other."""
+"""What does not count at the end of a line. A line ends at a newline and nowhere else: other separators are output like
+any other."""
 
 
 class CallResult(NamedTuple):
@@ -67,13 +68,19 @@ def run_tests(
     Raises what `run_program` raises.
     """
     limits = [max(settings.output_kb * 1000, 2 * len(expected.encode(errors="replace"))) for _, expected in tests]
-    results = threads().map(lambda test, most: run_within(solution, test[0], settings, output_bytes=most), tests, limits)
-    statuses: tuple[TestStatus, ...] = tuple(_judge(result, expected) for result, (_, expected) in zip(results, tests, strict=True))
+    results = threads().map(
+        lambda test, most: run_within(solution, test[0], settings, output_bytes=most), tests, limits
+    )
+    statuses: tuple[TestStatus, ...] = tuple(
+        _judge(result, expected) for result, (_, expected) in zip(results, tests, strict=True)
+    )
     count = statuses.count
     return TestReport(count("passed"), count("failed"), count("crashed"), count("timeout"), statuses)
 
 
-def run_calls(solution: str, function_name: str, calls: Sequence[list[Any]], settings: SandboxSettings = DEFAULTS) -> list[CallResult]:
+def run_calls(
+    solution: str, function_name: str, calls: Sequence[list[Any]], settings: SandboxSettings = DEFAULTS
+) -> list[CallResult]:
     """What `function_name(*arguments)` of a solution returns for each list of arguments, each in an interpreter of its
     own.
 
@@ -109,7 +116,8 @@ def _plain(text: str) -> list[str]:
 
 
 def decoded(text: str | bytes) -> CallResult:
-    """What a call wrote. A candidate can write anything there, or return what JSON carries one way only: that is ("error", "NotJSON")."""
+    """What a call wrote. A candidate can write anything there, or return what JSON carries one way only: that is
+    ("error", "NotJSON")."""
     try:
         kind, value = json.loads(text)
     except (ValueError, TypeError, RecursionError):

@@ -34,7 +34,8 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Job:
-    """One program. request: its command and limits, as JSON (see `engines.job_for`). stdin: what it reads. files: its folder's."""
+    """One program. request: its command and limits, as JSON (see `engines.job_for`). stdin: what it reads. files: its
+    folder's."""
 
     request: dict[str, Any]
     stdin: bytes
@@ -87,7 +88,9 @@ class _Worker:
         self.closed = False
         try:
             no = subprocess.DEVNULL
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=no, stderr=no, env={}, cwd="/", start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=no, stderr=no, env={}, cwd="/", start_new_session=True
+            )
         except OSError as error:
             self.connection.close()
             raise SandboxFailure(f"the sandbox could not start a worker: {error}") from error
@@ -98,14 +101,20 @@ class _Worker:
         """Run a program. A worker that is lost over it is closed."""
         program = None
         try:
-            for part in (json.dumps({**job.request, "files": list(job.files)}).encode(), job.stdin, *job.files.values()):
+            for part in (
+                json.dumps({**job.request, "files": list(job.files)}).encode(),
+                job.stdin,
+                *job.files.values(),
+            ):
                 self.connection.send_bytes(part)
             answer = self._answer(time.monotonic() + START_S, cancelled)
             if "failed" in answer:
                 raise SandboxFailure(f"the sandbox could not start a program: {answer['failed']}")
             program = answer["started"]
             answer = self._answer(time.monotonic() + job.request["wall_s"] + PATIENCE_S, cancelled)
-            return Outcome(answer["verdict"], answer["code"], self.connection.recv_bytes(), self.connection.recv_bytes())
+            return Outcome(
+                answer["verdict"], answer["code"], self.connection.recv_bytes(), self.connection.recv_bytes()
+            )
         except _Cancelled:
             self.close()
             return Outcome("cancelled")

@@ -1,10 +1,10 @@
 """An agent that encodes each channel apart, with shared weights, and weighs what it finds by learned gates.
 
 Decisions that matter here:
-- the agent inside is one that reads a single channel, that of nip: a gate of 1 on one channel and of 0 on the others makes it nip's agent,
-  whatever is said elsewhere;
-- decisions and values are weighed sums over channels, equally weighed at the start; what is said in a channel depends at the start on that
-  channel alone;
+- the agent inside is one that reads a single channel, that of nip: a gate of 1 on one channel and of 0 on the others
+  makes it nip's agent, whatever is said elsewhere;
+- decisions and values are weighed sums over channels, equally weighed at the start; what is said in a channel depends
+  at the start on that channel alone;
 - channels are rows of one batch, so that bodies, kernels and heads know nothing of them.
 Axes: N turns (rows), K channels that are read, W that are written, M positions of a message.
 """
@@ -25,7 +25,8 @@ from nip_ray.settings.heads import LrFactors
 
 
 def assembled(scenario: NamingScenario, agent: str, make: Callable[[Seat, Seat | None], DialogueAgent]) -> nn.Module:
-    """The networks of `agent`: what `make` builds for its seats, (policy's, central critic's or None), or channel by channel."""
+    """The networks of `agent`: what `make` builds for its seats, (policy's, central critic's or None), or channel by
+    channel."""
     settings, at = scenario.agents[agent], scenario.seats[agent]
     critic_seat = scenario.critic_seats[agent] if scenario.central_critic else None
     if settings.channels == "apart":
@@ -37,7 +38,11 @@ class Channelwise(nn.Module):
     """`inside` on each channel of `seat` (of `critic_seat` for the value, if there is one), and the gates."""
 
     def __init__(
-        self, make: Callable[[Seat, Seat | None], DialogueAgent], seat: Seat, critic_seat: Seat | None, lr_factor: LrFactors
+        self,
+        make: Callable[[Seat, Seat | None], DialogueAgent],
+        seat: Seat,
+        critic_seat: Seat | None,
+        lr_factor: LrFactors,
     ) -> None:
         """make: called with the seats of one channel, (policy's, central critic's or None). lr_factor: of the gates."""
         super().__init__()
@@ -46,11 +51,16 @@ class Channelwise(nn.Module):
         self.inside = make(one, None if critic_seat is None else one)
         self.lr_factor = lr_factor
         self.decision_gate = nn.Parameter(torch.full((len(seat.reads),), 1 / len(seat.reads))) if seat.decides else None
-        self.message_gate = nn.Parameter(torch.tensor([[float(read == write) for read in seat.reads] for write in seat.writes]))
+        self.message_gate = nn.Parameter(
+            torch.tensor([[float(read == write) for read in seat.reads] for write in seat.writes])
+        )
         self.value_gate = nn.Parameter(torch.full((len(self.critic_reads),), 1 / len(self.critic_reads)))
 
-    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see the scenario's `observe`."""
+    def forward(
+        self, obs: Observation, want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
+        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see the scenario's
+        `observe`."""
         together = self.critic_reads == self.seat.reads and not any(name.startswith("state_") for name in obs)
         policy = value_NK = None
         if want_policy:
@@ -61,9 +71,11 @@ class Channelwise(nn.Module):
             _, value_NK = self._look(self._rows(obs, self.critic_reads, "" if together else "state_"), False, True)
         return policy, None if value_NK is None else value_NK.view(-1, len(self.critic_reads)) @ self.value_gate
 
-    def _look(self, rows: dict[str, Tensor], want_policy: bool, want_value: bool) -> tuple[Policy | None, Tensor | None]:
-        """The agent inside on each row. Where nothing is learned, on each distinct one once: a search combines a few messages of each
-        channel in all ways."""
+    def _look(
+        self, rows: dict[str, Tensor], want_policy: bool, want_value: bool
+    ) -> tuple[Policy | None, Tensor | None]:
+        """The agent inside on each row. Where nothing is learned, on each distinct one once: a search combines a few
+        messages of each channel in all ways."""
         if self.training or torch.is_grad_enabled():
             return self.inside(rows, want_policy, want_value)
         first_U, place_M = distinct(rows)
@@ -80,13 +92,16 @@ class Channelwise(nn.Module):
         message_NFS = torch.where(own_NWMS < FORBIDDEN_BELOW, own_NWMS, mixed_NWMS).flatten(1, 2)
         linear = decision = None
         if found.linear is not None:
-            linear = torch.einsum("wk,nkml->nwml", self.message_gate, found.linear.unflatten(0, (count, channels))).flatten(1, 2)
+            linear = torch.einsum(
+                "wk,nkml->nwml", self.message_gate, found.linear.unflatten(0, (count, channels))
+            ).flatten(1, 2)
         if found.decision is not None and self.decision_gate is not None:
             decision = torch.einsum("k,nkd->nd", self.decision_gate, found.decision.unflatten(0, (count, channels)))
         return Policy(message_NFS, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
 
     def _rows(self, obs: Observation, reads: tuple[int, ...], prefix: str) -> dict[str, Tensor]:
-        """An observation of N * K rows, each with the messages of one channel. prefix: `state_` for what a central critic reads."""
+        """An observation of N * K rows, each with the messages of one channel. prefix: `state_` for what a central
+        critic reads."""
         channels, seat = len(reads), self.seat
         own = [name for name in obs if not name.startswith("state_")]
         rows = {name: obs.get(f"{prefix}{name}", obs[name]) for name in own}
@@ -98,7 +113,8 @@ class Channelwise(nn.Module):
                 rows[name] = _by_channel(whole, axis, 1, channels)
             elif name == "linear_history":
                 rows[name] = _by_channel(whole, 1, seat.rounds, channels)
-            elif name in ("answer_side", "speaks"):  # of what is written; where a channel is only read, of the first that is written
+            # of what is written; where a channel is only read, of the first that is written
+            elif name in ("answer_side", "speaks"):
                 place = [seat.writes.index(read) if read in seat.writes else 0 for read in reads]
                 rows[name] = whole.unflatten(1, (len(seat.writes), -1))[:, place].flatten(0, 1)
             elif name == "image" and whole.dim() == 5:  # a coarse sight shows more by what is said in a channel
@@ -134,7 +150,8 @@ def _by_channel(x: Tensor, axis: int, rounds: int, channels: int) -> Tensor:
 def distinct(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """(U,) the places of distinct ones among M rows, and (M,) int64 which of them each row equals.
 
-    Rows are told apart by a random projection in double precision: two that differ are taken for one with a probability of about 1e-16.
+    Rows are told apart by a random projection in double precision: two that differ are taken for one with a probability
+    of about 1e-16.
     """
     keys = []
     for number, name in enumerate(sorted(rows)):

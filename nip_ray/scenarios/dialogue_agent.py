@@ -1,7 +1,9 @@
-"""What the networks of graph isomorphism and of image classification share: heads on a body, normalised messages, and a random agent.
+"""What the networks of graph isomorphism and of image classification share: heads on a body, normalised messages, and a
+random agent.
 
-A scenario's agent brings its body and the head that chooses what to name (a node, a latent pixel); the heads that decide, send linear
-messages and value are made here. The order in which parts are made is the order in which they draw their first weights.
+A scenario's agent brings its body and the head that chooses what to name (a node, a latent pixel); the heads that
+decide, send linear messages and value are made here. The order in which parts are made is the order in which they draw
+their first weights.
 """
 
 from abc import abstractmethod
@@ -33,7 +35,8 @@ class DialogueAgent(nn.Module):
     """Of the features in the history, counted from 0."""
 
     def __init__(self, settings: HeadSettings, seat: Seat, critic_seat: Seat | None) -> None:
-        """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its own."""
+        """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its
+        own."""
         super().__init__()
         self.seat, self.critic_seat = seat, critic_seat
         self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy
@@ -72,10 +75,11 @@ class DialogueAgent(nn.Module):
                 self.normalisation[row] = torch.tensor(statistics[name])
 
     def messages(self, obs: Observation, prefix: str = "") -> tuple[Tensor, Tensor, Tensor | None]:
-        """History, latest message and linear history (None where there is none) of `obs`, normalised. Behind the history's features stands
-        what the agent is told of the episode's role, at every place the same.
+        """History, latest message and linear history (None where there is none) of `obs`, normalised. Behind the
+        history's features stands what the agent is told of the episode's role, at every place the same.
 
-        At the beginning nothing has been said, and what would be said of it is 0. prefix: `state_` for what a central critic reads.
+        At the beginning nothing has been said, and what would be said of it is 0. prefix: `state_` for what a central
+        critic reads.
         """
         (history_mean, history_std), (latest_mean, latest_std), (linear_mean, linear_std) = self.normalisation
         spoken_N = obs["round"] > 0
@@ -141,8 +145,9 @@ class DialogueAgent(nn.Module):
 def share_rounds(weight_DF: Tensor, rounds: int) -> None:
     """Give every round's columns of the input layer the values of round 0's.
 
-    A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two isomorphic
-    graphs with equal representations, which independent columns would make different. Training is free to tell rounds apart.
+    A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two
+    isomorphic graphs with equal representations, which independent columns would make different. Training is free to
+    tell rounds apart.
     """
     weight_DRL = weight_DF.unflatten(1, (rounds, -1))
     weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
@@ -154,12 +159,16 @@ class RandomAgent(nn.Module):
     allowed: (N, F, ...) bool by observation and seat, what it may name (None: everything).
     """
 
-    def __init__(self, seat: Seat, num_symbols: int, allowed: Callable[[Observation, Seat], Tensor] | None = None) -> None:
+    def __init__(
+        self, seat: Seat, num_symbols: int, allowed: Callable[[Observation, Seat], Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.seat, self.num_symbols, self.allowed = seat, num_symbols, allowed
         self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
 
-    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Observation, want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         """Uniform policy and zero value."""
         count, seat = len(obs["round"]), self.seat
         message = torch.zeros(count, seat.num_factors, self.num_symbols, device=obs["round"].device)

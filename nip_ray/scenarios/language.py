@@ -24,11 +24,11 @@ SPLITS = ("train", "test")
 class LanguageScenarioKind:
     """All that is known of a scenario beside its name.
 
-    settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol, settings) -> the
-    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (the
-    code of the right verdict); the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item
-    makes of it.
-    groups: name -> value of an item; accuracy is also told by these. held_out: whether no item of "test" is one of "train".
+    settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol,
+    settings) -> the scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique
+    within its split) and `y` (the code of the right verdict); the same arguments give the same items. read_item: an
+    item from the plain JSON mapping that write_item makes of it. groups: name -> value of an item; accuracy is also
+    told by these. held_out: whether no item of "test" is one of "train".
     """
 
     settings: type
@@ -55,13 +55,16 @@ LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
         lambda record: Deal(**record),
         held_out=False,
     ),
-    "state_tracking": LanguageScenarioKind(LanguageStateTrackingSettings, build_language_state_tracking, chain_items, read_chain_item),
+    "state_tracking": LanguageScenarioKind(
+        LanguageStateTrackingSettings, build_language_state_tracking, chain_items, read_chain_item
+    ),
 }
 """By name."""
 
 
 def language_kind(settings: Any) -> LanguageScenarioKind:
-    """What is known of the scenario that `settings` (a settings dataclass with a `name`) describes. Raises UserError for another name."""
+    """What is known of the scenario that `settings` (a settings dataclass with a `name`) describes. Raises UserError
+    for another name."""
     if settings.name not in LANGUAGE_SCENARIOS:
         known = ", ".join(LANGUAGE_SCENARIOS)
         raise UserError(f"scenario.name: {settings.name!r} is no scenario of language models, expected one of {known}")

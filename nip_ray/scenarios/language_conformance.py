@@ -3,9 +3,11 @@
 Decisions that matter here:
 
 - It is tried on random replies of its own (`invent`), played as runs play dialogues; no model is asked.
-- What is asked is what runs rely on: the same seed gives the same items, a chat is a pure function of the dialogue, so that what is learned
-  from and what is resumed is what was shown; a reply that cannot be read is InvalidReply and never another error.
-- An agent must not be shown what it may not know: a verifier the label, anyone what others wrote in channels that it cannot read.
+- What is asked is what runs rely on: the same seed gives the same items, a chat is a pure function of the dialogue, so
+  that what is learned from and what is resumed is what was shown; a reply that cannot be read is InvalidReply and never
+  another error.
+- An agent must not be shown what it may not know: a verifier the label, anyone what others wrote in channels that it
+  cannot read.
 """
 
 import copy
@@ -29,11 +31,13 @@ _ROLES = ("system", "user", "assistant")
 
 
 def check_language_scenario(settings: Any, protocol: Protocol) -> None:
-    """Raise one UserError that lists what is wrong with the scenario of `settings` under `protocol`; return quietly when nothing is found.
+    """Raise one UserError that lists what is wrong with the scenario of `settings` under `protocol`; return quietly
+    when nothing is found.
 
-    settings: an instance of the settings class that was registered. Checked: items (splits, labels, seeds, records), chats (form, purity,
-    what an agent may not know), replies (what is invented can be read, what cannot be read is refused, verdicts say what they are to say),
-    and for a game without a verifier its payments. Takes a second or two; what building and making items raise comes through.
+    settings: an instance of the settings class that was registered. Checked: items (splits, labels, seeds, records),
+    chats (form, purity, what an agent may not know), replies (what is invented can be read, what cannot be read is
+    refused, verdicts say what they are to say), and for a game without a verifier its payments. Takes a second or two;
+    what building and making items raise comes through.
     """
     kind = language_kind(settings)
     scenario = kind.build(protocol, settings)
@@ -51,7 +55,9 @@ def check_language_scenario(settings: Any, protocol: Protocol) -> None:
 # --------------------------------------------------------------------------------------------------------------- items
 
 
-def _item_faults(kind: LanguageScenarioKind, settings: Any, protocol: Protocol, items: dict[str, list[Any]]) -> Iterator[str]:
+def _item_faults(
+    kind: LanguageScenarioKind, settings: Any, protocol: Protocol, items: dict[str, list[Any]]
+) -> Iterator[str]:
     """Splits, labels, seeds, records."""
     if not isinstance(items, dict):
         yield f"items(settings, seed) gives {items!r:.60}, expected a mapping of {' and '.join(SPLITS)} to items"
@@ -61,7 +67,10 @@ def _item_faults(kind: LanguageScenarioKind, settings: Any, protocol: Protocol, 
         yield f"items(settings, seed) must give items for {' and '.join(SPLITS)} (got {found})"
         return
     if kind.items(settings, 0) != items:
-        yield "items(settings, seed) gives other items when it is asked again; draw from Random(nip_ray.seeding.stable_seed(seed, ...))"
+        yield (
+            "items(settings, seed) gives other items when it is asked again; draw from"
+            " Random(nip_ray.seeding.stable_seed(seed, ...))"
+        )
     for split, found in items.items():
         if len({item.id for item in found}) < len(found) or not all(type(item.id) is int for item in found):
             yield f"the ids of {split} items must be integers, each once"
@@ -69,7 +78,10 @@ def _item_faults(kind: LanguageScenarioKind, settings: Any, protocol: Protocol, 
             yield f"the labels y of {split} items must be {' or '.join(map(str, range(len(protocol.verdicts))))}"
         elif protocol.verifier is not None and len({item.y for item in found}) < 2:
             yield f"the {split} items all have one label, so there is nothing to decide"
-    records = {split: [json.dumps({**kind.write_item(item), "id": 0}, sort_keys=True) for item in found] for split, found in items.items()}
+    records = {
+        split: [json.dumps({**kind.write_item(item), "id": 0}, sort_keys=True) for item in found]
+        for split, found in items.items()
+    }
     if kind.held_out and (both := set(records["train"]) & set(records["test"])):
         yield f"{len(both)} items stand in train and in test; hold others out, or say held_out=False"
     for item in (found[0] for found in items.values()):
@@ -95,7 +107,10 @@ def _play_faults(scenario: LanguageScenario, items: list[Any]) -> Iterator[str]:
             turns = []
             for agent, channels in speakers.items():
                 if not _is_chat(chat := scenario.chat(dialogue, agent)):
-                    form = f"a list of messages, each with a role ({', '.join(_ROLES)}), content and perhaps a name, none empty"
+                    form = (
+                        f"a list of messages, each with a role ({', '.join(_ROLES)}), content and perhaps a name, none"
+                        " empty"
+                    )
                     yield f"chat({agent!r}) must be {form} (got {chat!r:.90})"
                     return
                 yield from _chat_faults(scenario, dialogue, agent)
@@ -132,7 +147,10 @@ def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> 
     if scenario.chat(dialogue, agent) != chat or dialogue != before:
         yield f"chat({agent!r}) gives another chat when it is asked again, or changes the dialogue"
     if scenario.chat(_hidden(scenario, dialogue, agent), agent) != chat:
-        yield f"chat({agent!r}) tells others' raw replies, or what they wrote where it cannot read (protocol.sees); show `turn.messages`"
+        yield (
+            f"chat({agent!r}) tells others' raw replies, or what they wrote where it cannot read (protocol.sees); show"
+            " `turn.messages`"
+        )
     if agent in scenario.protocol.verifiers:
         other = copy.copy(dialogue.item)
         object.__setattr__(other, "y", (other.y + 1) % len(scenario.protocol.verdicts))
@@ -166,7 +184,10 @@ def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, rep
     known = set(scenario.words)
     example = scenario.warm_example(dialogue.item, agent, dialogue.seed)
     if example != scenario.warm_example(dialogue.item, agent, dialogue.seed):
-        yield f"warm_example({agent!r}) depends on more than its arguments; draw from Random(nip_ray.seeding.stable_seed(seed, ...))"
+        yield (
+            f"warm_example({agent!r}) depends on more than its arguments; draw from"
+            " Random(nip_ray.seeding.stable_seed(seed, ...))"
+        )
     told, right = example or ([], "")
     texts = [message["content"] for message in (*scenario.chat(dialogue, agent), *told)] + [reply, right]
     missing = [word for text in texts for word in text.split() if word not in known]
@@ -174,13 +195,21 @@ def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, rep
         yield f"words lacks {', '.join(sorted(set(missing))[:5])}, which stand in what {agent!r} is shown or replies"
 
 
-def _turn_faults(scenario: LanguageScenario, dialogue: Dialogue, turn: Turn, channels: tuple[str, ...]) -> Iterator[str]:
+def _turn_faults(
+    scenario: LanguageScenario, dialogue: Dialogue, turn: Turn, channels: tuple[str, ...]
+) -> Iterator[str]:
     if set(turn.messages) - set(channels):
-        yield f"parse puts messages of {turn.agent!r} into {', '.join(turn.messages)}; its turn is in {', '.join(channels)}"
+        yield (
+            f"parse puts messages of {turn.agent!r} into {', '.join(turn.messages)}; its turn is in"
+            f" {', '.join(channels)}"
+        )
     if turn.agent not in scenario.protocol.deciders and turn.decision != scenario.protocol.undecided:
         yield f"parse reads a decision from {turn.agent!r}, who has none to make"
     if scenario.invent(dialogue, turn.agent, 0) != scenario.invent(dialogue, turn.agent, 0):
-        yield f"invent({turn.agent!r}) depends on more than its arguments; draw from Random(nip_ray.seeding.stable_seed(seed, ...))"
+        yield (
+            f"invent({turn.agent!r}) depends on more than its arguments; draw from"
+            " Random(nip_ray.seeding.stable_seed(seed, ...))"
+        )
 
 
 def _reply_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Iterator[str]:
@@ -207,7 +236,10 @@ def _verdict_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) 
             yield f"parse refuses verdict_text({label}), {text!r:.60}: {error}"
             continue
         if (turn.decision, turn.confidence) != (label, label if scenario.protocol.two_verdicts else 1):
-            yield f"parse reads verdict_text({label}), {text!r:.60}, as decision {turn.decision} with confidence {turn.confidence}"
+            yield (
+                f"parse reads verdict_text({label}), {text!r:.60}, as decision {turn.decision} with confidence"
+                f" {turn.confidence}"
+            )
 
 
 def _payment_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[str]:
@@ -222,14 +254,20 @@ def _record_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[s
     for turn in dialogue.rounds[last]:
         if last not in scenario.usable_rounds(dialogue, turn.agent):
             yield f"usable_rounds({turn.agent!r}) lacks a round in which it gave a usable reply"
-        elif scenario.training_chat(dialogue, turn.agent, last) != (scenario.fenced_chat(beginning(dialogue, last), turn.agent), turn.raw):
+        elif scenario.training_chat(dialogue, turn.agent, last) != (
+            scenario.fenced_chat(beginning(dialogue, last), turn.agent),
+            turn.raw,
+        ):
             yield f"training_chat({turn.agent!r}) is not what the agent was shown, and its reply"
 
 
 def _invalid_faults(scenario: LanguageScenario, dialogue: Dialogue, speakers: Any) -> Iterator[str]:
     """A round in which nobody gave a usable reply is played on, and nobody learns from it."""
     going_on = scenario.protocol.undecided
-    turns = [Turn(agent, _GARBAGE, dict.fromkeys(channels, ""), going_on, invalid=True) for agent, channels in speakers.items()]
+    turns = [
+        Turn(agent, _GARBAGE, dict.fromkeys(channels, ""), going_on, invalid=True)
+        for agent, channels in speakers.items()
+    ]
     following = advance(scenario, dialogue, turns)
     if following.ended:
         return

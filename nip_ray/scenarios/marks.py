@@ -6,7 +6,8 @@ Mark = tuple[str, int, int]
 
 
 def marks(*paths: str | Path | None) -> tuple[Mark, ...]:
-    """(path, bytes, time of the last change in nanoseconds) of every file that `paths` name, of folders of all files below them.
+    """(path, bytes, time of the last change in nanoseconds) of every file that `paths` name, of folders of all files
+    below them.
 
     What is not there has no mark: whoever wants to read it says so.
     """

@@ -43,11 +43,14 @@ WITH_FILES = ("graph_isomorphism", "image_classification")
 def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None) -> Scenario:
     """The scenario that `settings` (a settings dataclass with a `name`) describes, under `protocol`.
 
-    dataset: a file of instances to be examined on instead of the held-out ones; training instances stay those of the settings.
-    Raises UserError for an unknown name, unusable data, labels beyond the two verdicts, or agents that the protocol does not have.
+    dataset: a file of instances to be examined on instead of the held-out ones; training instances stay those of the
+    settings. Raises UserError for an unknown name, unusable data, labels beyond the two verdicts, or agents that the
+    protocol does not have.
     """
     if settings.name not in SCENARIOS:
-        raise UserError(f"scenario.name: unknown scenario {settings.name!r}, expected one of {', '.join(sorted(SCENARIOS))}")
+        raise UserError(
+            f"scenario.name: unknown scenario {settings.name!r}, expected one of {', '.join(sorted(SCENARIOS))}"
+        )
     if dataset is not None and settings.name not in WITH_FILES:
         raise UserError(f"--dataset: the scenario {settings.name!r} of this run has no data sets; leave it out")
     made = SCENARIOS[settings.name](protocol, settings, *(() if dataset is None else (dataset,)))
@@ -56,7 +59,8 @@ def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None
 
 
 def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, dataset: str | None = None) -> Scenario:
-    """The scenario of an experiment's three parts: under its protocol, or under the one in which the agent that learns alone plays alone.
+    """The scenario of an experiment's three parts: under its protocol, or under the one in which the agent that learns
+    alone plays alone.
 
     dataset: as in `build_scenario`. Raises UserError as it does, and for an agent that does not play.
     """
@@ -68,11 +72,15 @@ def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, d
 
 
 def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.Module]:
-    """Fresh networks of all agents, seeded by name, with observation statistics in place where the settings ask for them."""
-    agents = {agent: scenario.build_agent(agent, stable_seed(seed, "agent", agent)) for agent in scenario.protocol.agents}
+    """Fresh networks of all agents, seeded by name, with observation statistics in place where the settings ask for
+    them."""
+    agents = {
+        agent: scenario.build_agent(agent, stable_seed(seed, "agent", agent)) for agent in scenario.protocol.agents
+    }
     if isinstance(settings, GraphIsomorphismSettings | ImageClassificationSettings) and settings.normalize_observations:
         for agent, statistics in observation_statistics(scenario, settings.num_normalization_steps, seed).items():
-            if set_normalisation := getattr(agents[agent], "set_normalisation", None):  # one that draws at random needs none
+            # one that draws at random needs none
+            if set_normalisation := getattr(agents[agent], "set_normalisation", None):
                 set_normalisation(statistics)
     return agents
 
@@ -87,8 +95,8 @@ def random_twin(scenario: Any) -> dict[str, nn.Module]:
 def observation_statistics(scenario: Scenario, num_steps: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Agent -> message feature -> (mean, standard deviation), over about `num_steps` rounds of uniform random play.
 
-    One number each over all nodes, rounds and copies, padding included, as in the published library; taken from training
-    instances once and used in training and test alike.
+    One number each over all nodes, rounds and copies, padding included, as in the published library; taken from
+    training instances once and used in training and test alike.
     """
     protocol = scenario.protocol
     count = -(-num_steps // protocol.max_rounds)

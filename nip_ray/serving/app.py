@@ -1,11 +1,14 @@
-"""A server for local models that speaks the OpenAI protocol: chat completions, models, files, fine-tuning jobs. Ray Serve runs it.
+"""A server for local models that speaks the OpenAI protocol: chat completions, models, files, fine-tuning jobs. Ray
+Serve runs it.
 
 Decisions that matter here:
-- one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job never slows replies down by more than its CPUs;
+- one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job never slows replies down by
+  more than its CPUs;
 - a client's model name is looked up among the models of this server, never as a path;
-- the server listens on 127.0.0.1 unless told otherwise. With a key, only the SHA-256 sum of it reaches Ray. Without one, what a web page
-  elsewhere could make a browser here send is refused (`nip_ray.cluster.own_address`);
-- all state is in the folder: a server that starts there again has its models, files and jobs, and continues with those unfinished.
+- the server listens on 127.0.0.1 unless told otherwise. With a key, only the SHA-256 sum of it reaches Ray. Without
+  one, what a web page elsewhere could make a browser here send is refused (`nip_ray.cluster.own_address`);
+- all state is in the folder: a server that starts there again has its models, files and jobs, and continues with those
+  unfinished.
 """
 
 import asyncio
@@ -30,8 +33,8 @@ APP_NAME = "nip-ray-models"
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Settings of a replica. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for). host, port:
-    where the server listens.
+    """Settings of a replica. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for).
+    host, port: where the server listens.
     """
 
     folders: ModelFolders
@@ -164,9 +167,15 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def start_server(
-    settings: ServerSettings, provider: LocalProvider, host: str = "127.0.0.1", port: int = 0, num_cpus: float = 1, num_gpus: float = 0
+    settings: ServerSettings,
+    provider: LocalProvider,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
 ) -> tuple[str, Any]:
-    """Start training actor and server, of one replica, on the Ray that runs; returns (base URL, training actor). port 0: one that is free.
+    """Start training actor and server, of one replica, on the Ray that runs; returns (base URL, training actor). port
+    0: one that is free.
 
     Raises UserError where the extra `serve` is missing.
     """
@@ -204,8 +213,9 @@ def serve_model(
     folder: Path = Path("served"),
     api_key_variable: str | None = None,
 ) -> None:
-    """Serve until interrupted. model_dir: the model to begin with (none: the default model). folder: where fine-tuned models, files and
-    jobs are kept. api_key_variable: the environment variable with the bearer token that clients must send (none: they need none).
+    """Serve until interrupted. model_dir: the model to begin with (none: the default model). folder: where fine-tuned
+    models, files and jobs are kept. api_key_variable: the environment variable with the bearer token that clients must
+    send (none: they need none).
 
     Raises UserError for a folder without a model, an unset variable, a port that is taken, a missing extra.
     """
@@ -233,15 +243,20 @@ def serve_model(
                 time.sleep(3600)
         finally:
             if ray.is_initialized():
-                ray.shutdown()  # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
+                # with all of Serve; Serve's own shutdown makes Ray complain of a controller that is gone
+                ray.shutdown()
 
 
-def server_settings(model_dir: Path | None, folder: Path, max_batch_size: int = 32, api_key_variable: str | None = None) -> ServerSettings:
+def server_settings(
+    model_dir: Path | None, folder: Path, max_batch_size: int = 32, api_key_variable: str | None = None
+) -> ServerSettings:
     """The settings from what a command line gives. Raises UserError; see `serve_model`."""
     named: tuple[tuple[str, Path], ...] = ()
     if model_dir is not None:
         if not (model_dir / "config.json").is_file():
-            raise UserError(f"{model_dir}: no model here (config.json is missing); give a folder in the Hugging Face form")
+            raise UserError(
+                f"{model_dir}: no model here (config.json is missing); give a folder in the Hugging Face form"
+            )
         named = ((model_dir.resolve().name, model_dir.resolve()),)
     digest = None
     if api_key_variable is not None:

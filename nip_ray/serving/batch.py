@@ -1,13 +1,13 @@
 """Continuous batching: replies join and leave the running batch at every token. One thread may use a batch.
 
 Decisions that matter here:
-- our own loop over transformers' models, because its own continuous batching draws every reply from one global generator: here the
-  same request and seed give the same reply whatever its neighbours are (up to float noise);
-- a waiting request joins as soon as a slot is free. Its prompt is computed beside the running replies, in pieces of at most
-  `PREFILL` tokens over all rows, starting from what any slot already holds of it (see `nip_ray.serving.slots`). Equal prompts that join
-  together are computed once;
-- what is done once for each row and token is plain Python on numbers; tensors are made for all rows together. Tokens become text when
-  a reply is done, or at each token where somebody listens.
+- our own loop over transformers' models, because its own continuous batching draws every reply from one global
+  generator: here the same request and seed give the same reply whatever its neighbours are (up to float noise);
+- a waiting request joins as soon as a slot is free. Its prompt is computed beside the running replies, in pieces of at
+  most `PREFILL` tokens over all rows, starting from what any slot already holds of it (see `nip_ray.serving.slots`).
+  Equal prompts that join together are computed once;
+- what is done once for each row and token is plain Python on numbers; tensors are made for all rows together. Tokens
+  become text when a reply is done, or at each token where somebody listens.
 """
 
 import inspect
@@ -40,7 +40,8 @@ _MOST_GRAMMARS = 16
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """A reply in the making. future: who waits for it elsewhere; done early, it takes the row out. reply: once it is whole."""
+    """A reply in the making. future: who waits for it elsewhere; done early, it takes the row out. reply: once it is
+    whole."""
 
     request: GenerationRequest
     stream: int
@@ -58,20 +59,25 @@ class Row:
 
 
 class ContinuousBatch:
-    """Generates for many at once with a model in memory. waiting: rows that were not begun; rows: those in the making, one to a slot.
+    """Generates for many at once with a model in memory. waiting: rows that were not begun; rows: those in the making,
+    one to a slot.
 
     The model may be shared: whoever changes its weights calls `forget` before more is generated.
     """
 
     def __init__(self, model: Any, chat: ChatFormat, num_slots: int) -> None:
         """Raises UserError for a model that it cannot run."""
-        # slots hold all keys of all layers, and layers that forget (sliding windows, recurrent states) want other caches
+        # slots hold all keys of all layers, and layers that forget (sliding windows, recurrent states) want other
+        # caches
         others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
         if others:
             folder = chat.tokenizer.name_or_path
-            raise UserError(f"{folder}: this engine runs models with full attention, not {sorted(others)}; serve this one by vLLM")
+            raise UserError(
+                f"{folder}: this engine runs models with full attention, not {sorted(others)}; serve this one by vLLM"
+            )
         self.model, self.chat = model, chat
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model  # without adapters, which hide what it takes
+        # without adapters, which hide what it takes
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._cache_key = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
         self.waiting: deque[Row] = deque()
         self.rows: list[Row] = []
@@ -81,11 +87,13 @@ class ContinuousBatch:
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._making = threading.Lock()
 
-    def row(self, request: GenerationRequest, on_text: OnText | None = None, future: "Future[Generation] | None" = None) -> Row:
+    def row(
+        self, request: GenerationRequest, on_text: OnText | None = None, future: "Future[Generation] | None" = None
+    ) -> Row:
         """A row to put into `waiting`; may be called from any thread.
 
-        Raises TooLong for a request that does not fit into the model's context, UserError for one without sense, and for a schema that
-        the model's vocabulary does not have.
+        Raises TooLong for a request that does not fit into the model's context, UserError for one without sense, and
+        for a schema that the model's vocabulary does not have.
         """
         if not request.prompt or request.max_tokens < 1:
             raise UserError("a request needs a prompt of at least one token, and max_tokens of at least 1")
@@ -94,7 +102,11 @@ class ContinuousBatch:
                 f"the prompt has {len(request.prompt)} tokens and the reply may have {request.max_tokens}, "
                 f"but the context of this model is {self.chat.context} tokens; shorten either"
             )
-        writer = None if request.schema is None else Writer(self._grammar(request.schema), request.max_tokens, bool(self.chat.opened))
+        writer = (
+            None
+            if request.schema is None
+            else Writer(self._grammar(request.schema), request.max_tokens, bool(self.chat.opened))
+        )
         return Row(request, stream(request.seed), TextStream(self.chat.text, request.stop), writer, on_text, future)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -122,7 +134,9 @@ class ContinuousBatch:
             waiting = [row for row in self.waiting if not row.given_up()]
             joining = waiting[:room]
             if len(joining) > 1:
-                joining.sort(key=lambda row: len(row.request.prompt) - self._slots.shared_beginning(row.request.prompt)[1])
+                joining.sort(
+                    key=lambda row: len(row.request.prompt) - self._slots.shared_beginning(row.request.prompt)[1]
+                )
             self.waiting = deque([*joining, *waiting[room:]])
         while self.waiting and len(self.rows) < self._slots.num_slots:
             self._prefill()
@@ -145,7 +159,8 @@ class ContinuousBatch:
         return found
 
     def _prefill(self) -> None:
-        """Compute the prompts of the first who wait, as many as `PREFILL` and the slots allow, and draw the first token of each reply."""
+        """Compute the prompts of the first who wait, as many as `PREFILL` and the slots allow, and draw the first token
+        of each reply."""
         # choose prompts, equal ones once, each with the slot that holds its longest beginning
         first, count, longest = len(self.rows), 0, 0
         alike: dict[tuple[int, ...], list[Row]] = {}
@@ -162,12 +177,17 @@ class ContinuousBatch:
             alike[key].append(row)
             count += 1
         # compute what is missing of each, in pieces
-        self._slots.reserve(max(len(rows[0].request.prompt) + row.request.max_tokens for rows in alike.values() for row in rows))
+        self._slots.reserve(
+            max(len(rows[0].request.prompt) + row.request.max_tokens for rows in alike.values() for row in rows)
+        )
         self._slots.bring(first, sources)
         parts = [list(prompt[shared:]) for prompt, (_, shared) in zip(alike, sources, strict=True)]
         ids, positions = _aligned(parts, [shared for _, shared in sources], longest)
         piece = max(PREFILL // len(parts), 1)
-        logits = [self._forward(ids[:, at : at + piece], positions[:, at : at + piece], first) for at in range(0, longest, piece)][-1]
+        logits = [
+            self._forward(ids[:, at : at + piece], positions[:, at : at + piece], first)
+            for at in range(0, longest, piece)
+        ][-1]
         for slot, prompt in enumerate(alike, first):
             self._slots.hold(slot, list(prompt))
         for _ in range(count):
@@ -178,11 +198,14 @@ class ContinuousBatch:
         if further:
             self._slots.bring(len(self.rows), [(slot, len(row.request.prompt)) for slot, row in further])
             self.rows.extend(row for _, row in further)
-            logits = torch.cat([logits, logits[torch.tensor([slot - first for slot, _ in further], device=logits.device)]])
+            logits = torch.cat(
+                [logits, logits[torch.tensor([slot - first for slot, _ in further], device=logits.device)]]
+            )
         self._take(logits, first)
 
     def _forward(self, ids_BQ: Tensor, position_BQ: Tensor, first: int) -> Tensor:
-        """Logits (B, V) after the last of these tokens, whose rows are the slots from `first` on. Negative positions are padding."""
+        """Logits (B, V) after the last of these tokens, whose rows are the slots from `first` on. Negative positions
+        are padding."""
         width, device = int(position_BQ.max()) + 1, self.model.device
         ids_BQ, position_BQ = ids_BQ.to(device), position_BQ.to(device)
         self._slots.place(first, position_BQ, width)

@@ -121,11 +121,16 @@ async def complete(shelf: Shelf, folder: Path, body: ChatBody) -> dict[str, Any]
     except UserError as error:
         raise refusal(error) from None
     choice = {"index": 0, "message": {"role": "assistant", "content": made.text, "refusal": None}, "logprobs": None}
-    return {**_head(body, "chat.completion"), "choices": [{**choice, "finish_reason": made.finish_reason}], "usage": _usage(made)}
+    return {
+        **_head(body, "chat.completion"),
+        "choices": [{**choice, "finish_reason": made.finish_reason}],
+        "usage": _usage(made),
+    }
 
 
 async def stream(shelf: Shelf, folder: Path, body: ChatBody) -> AsyncIterator[str]:
-    """The chat completion as server-sent events; the first is awaited here, so that an error is an answer and no broken stream.
+    """The chat completion as server-sent events; the first is awaited here, so that an error is an answer and no broken
+    stream.
 
     Raises ApiError for a request that the model cannot meet. Closing the iterator stops the generation.
     """

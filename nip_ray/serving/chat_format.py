@@ -1,16 +1,16 @@
 """From chats to tokens, by the template of a model's tokenizer: the same for answering and for learning.
 
 Decisions that matter here:
-- content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space, so that no
-  agent can end its message and continue as somebody else;
+- content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space,
+  so that no agent can end its message and continue as somebody else;
 - the name of a speaker reaches the model by the template where that knows names, else as `NAME: ` before the content;
-- a chat is shaped as the template needs it (`nip_ray.play.dialogue`): the first shape of which it shows every word, before a reply and with
-  it, and to which a reply only adds (some move the system prompt, or leave it out, by what comes last). One that accepts chats as
-  they are gets them so;
-- most templates put one message after the other. Where this one does (trial chats tell), and its marks are tokens of their own, so that
-  no token reaches over the end of a message, a message is rendered once and its tokens are kept;
-- a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the question is) and the
-  rest from its end (what was said last). Callers that would rather refuse compare lengths first.
+- a chat is shaped as the template needs it (`nip_ray.play.dialogue`): the first shape of which it shows every word,
+  before a reply and with it, and to which a reply only adds (some move the system prompt, or leave it out, by what
+  comes last). One that accepts chats as they are gets them so;
+- most templates put one message after the other. Where this one does (trial chats tell), and its marks are tokens of
+  their own, so that no token reaches over the end of a message, a message is rendered once and its tokens are kept;
+- a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the
+  question is) and the rest from its end (what was said last). Callers that would rather refuse compare lengths first.
 """
 
 import re
@@ -52,7 +52,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, context: int) -> None:
         if tokenizer.chat_template is None:
             raise UserError(
-                f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; take a model that was made to chat"
+                f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; take a model that was"
+                " made to chat"
             )
         self.tokenizer, self.context = tokenizer, context
         self.prompts_cut = 0
@@ -62,17 +63,23 @@ class ChatFormat:
         self._replies: dict[str, list[int]] = {}  # where `joins`, of those that were asked for last
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses the chat."""
-        chat: Any = messages if self._shape is None else shape_chat([dict(message) for message in messages], self._shape)
+        """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses
+        the chat."""
+        chat: Any = (
+            messages if self._shape is None else shape_chat([dict(message) for message in messages], self._shape)
+        )
         joined = self._joined(chat) if chat and self.joins else None
         return self._render(chat, True) if joined is None else joined
 
     def refuse_hopeless(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raises TooLong for a chat that cannot fit into the context however few tokens it has: to count those of megabytes takes seconds,
-        in which nobody else is answered."""
+        """Raises TooLong for a chat that cannot fit into the context however few tokens it has: to count those of
+        megabytes takes seconds, in which nobody else is answered."""
         size, most = sum(len(str(message.get("content") or "")) for message in messages), self.context * self._longest
         if size > most:
-            raise TooLong(f"the prompt has {size} characters, more than the {self.context} tokens of this model's context; shorten it")
+            raise TooLong(
+                f"the prompt has {size} characters, more than the {self.context} tokens of this model's context;"
+                " shorten it"
+            )
 
     def completed(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat whose last message is the model's own, which it ends."""
@@ -80,8 +87,10 @@ class ChatFormat:
         return self._render([*(before if self._shape is None else shape_chat(before, self._shape)), last], False)
 
     def reply(self, messages: Sequence[Mapping[str, Any]], said: str) -> list[int]:
-        """The tokens by which a model would say `said` after a chat, with the one that ends it. Half the context is the most."""
-        alike = self.joins and not any(MARK.search(message["content"] or "") for message in messages)  # after any such chat
+        """The tokens by which a model would say `said` after a chat, with the one that ends it. Half the context is the
+        most."""
+        # after any such chat
+        alike = self.joins and not any(MARK.search(message["content"] or "") for message in messages)
         if alike and said in self._replies:
             return list(self._replies[said])
         prompt = self.prompt(messages)
@@ -110,8 +119,9 @@ class ChatFormat:
         """`cut` of a prompt, with a warning at the first that loses its middle."""
         if len(tokens) > room and not self.prompts_cut:
             say(
-                f"warning: a prompt of {len(tokens)} tokens loses its middle, the context of {self.context} has room for {room}, as may "
-                "others after it; shorten items, replies or rounds, or take a model with a longer context"
+                f"warning: a prompt of {len(tokens)} tokens loses its middle, the context of {self.context} has room"
+                f" for {room}, as may others after it; shorten items, replies or rounds, or take a model with a longer"
+                " context"
             )
         self.prompts_cut += len(tokens) > room
         return self.cut(tokens, room)
@@ -124,22 +134,30 @@ class ChatFormat:
         return tokens[:head] + tokens[len(tokens) - (room - head) :]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Text of a reply of these tokens, special tokens left out, but for marks of reasoning. See `opened` for one at its beginning."""
-        return self.tokenizer.decode([token for token in tokens if token not in self._hidden], skip_special_tokens=False)
+        """Text of a reply of these tokens, special tokens left out, but for marks of reasoning. See `opened` for one at
+        its beginning."""
+        return self.tokenizer.decode(
+            [token for token in tokens if token not in self._hidden], skip_special_tokens=False
+        )
 
     @cached_property
     def pieces(self) -> list[str]:
-        """The text that each token adds, by number. "" for those that are never part of one, for marks of reasoning, and for parts of a
-        character's bytes, of which nobody can tell what they will be.
+        """The text that each token adds, by number. "" for those that are never part of one, for marks of reasoning,
+        and for parts of a character's bytes, of which nobody can tell what they will be.
         """
-        before = self.tokenizer.encode("x", add_special_tokens=False)  # some tokenizers drop a space at the beginning of a text
+        # some tokenizers drop a space at the beginning of a text
+        before = self.tokenizer.encode("x", add_special_tokens=False)
         start = self.text(before)
         whole = [self.text([*before, token]) for token in range(len(self.tokenizer))]
-        return [text[len(start) :] if text.startswith(start) and "\ufffd" not in text and not MARK.search(text) else "" for text in whole]
+        return [
+            text[len(start) :] if text.startswith(start) and "\ufffd" not in text and not MARK.search(text) else ""
+            for text in whole
+        ]
 
     @cached_property
     def _longest(self) -> int:
-        """Characters that a token may stand for: of the longest, or as many as a word may have that becomes one unknown token."""
+        """Characters that a token may stand for: of the longest, or as many as a word may have that becomes one unknown
+        token."""
         return max(256, *map(len, self.tokenizer.get_vocab()))
 
     @cached_property
@@ -150,8 +168,13 @@ class ChatFormat:
 
     @cached_property
     def closing(self) -> list[int]:
-        """The tokens that end the reasoning which the template begins, for replies without any; none where it begins none."""
-        return self.tokenizer.encode(f"{self.opened[0]}/{self.opened[1:]}\n\n", add_special_tokens=False) if self.opened else []
+        """The tokens that end the reasoning which the template begins, for replies without any; none where it begins
+        none."""
+        return (
+            self.tokenizer.encode(f"{self.opened[0]}/{self.opened[1:]}\n\n", add_special_tokens=False)
+            if self.opened
+            else []
+        )
 
     @cached_property
     def _shape(self) -> Shape | None:
@@ -165,7 +188,8 @@ class ChatFormat:
         return SHAPES[-1]
 
     def _shows(self, chat: Chat) -> bool:
-        """True if the template accepts a chat, shows every word of it, and does so with a reply, which then stands behind all that."""
+        """True if the template accepts a chat, shows every word of it, and does so with a reply, which then stands
+        behind all that."""
         words = {word for message in chat for word in message["content"].split()}
         plain = [self._plain(message) for message in chat]
         try:
@@ -173,12 +197,16 @@ class ChatFormat:
             whole = self.tokenizer.apply_chat_template([*plain, _REPLY], add_generation_prompt=False, tokenize=False)
         except Exception:  # templates are programs: how they refuse is theirs
             return False
-        return all(word in text for word in words) and whole.startswith(OPENED.sub("", text).rstrip()) and _REPLY["content"] in whole
+        return (
+            all(word in text for word in words)
+            and whole.startswith(OPENED.sub("", text).rstrip())
+            and _REPLY["content"] in whole
+        )
 
     @cached_property
     def joins(self) -> bool:
-        """True if the tokens of any chat are those of its messages one after the other, and of what announces a reply, and a reply is shown
-        alike after any chat.
+        """True if the tokens of any chat are those of its messages one after the other, and of what announces a reply,
+        and a reply is shown alike after any chat.
         """
         shape, shown = self._shape, set()
         for trial in (*(_TRIAL[:size] for size in range(1, len(_TRIAL) + 1)), _LONG_TRIAL):
@@ -194,7 +222,8 @@ class ChatFormat:
         return len(shown) == 1 and next(iter(shown))[0] is True
 
     def _joined(self, chat: Sequence[Mapping[str, Any]], check: bool = False) -> list[int] | None:
-        """The tokens of a chat from those of its messages; None where they cannot be told apart. check: whether ends are marked, too."""
+        """The tokens of a chat from those of its messages; None where they cannot be told apart. check: whether ends
+        are marked, too."""
         tokens: list[int] = []
         for place, message in enumerate([*chat, None]):
             key = (not place, *map(message.get, ("role", "name", "content"))) if message else ()
@@ -209,7 +238,8 @@ class ChatFormat:
         return tokens
 
     def _piece(self, message: Mapping[str, Any] | None, first: bool) -> list[int] | None:
-        """The tokens that a message adds to a chat, as its first or later; without a message, those that announce a reply.
+        """The tokens that a message adds to a chat, as its first or later; without a message, those that announce a
+        reply.
 
         None where they cannot be told: templates show reasoning by what comes after it.
         """
@@ -235,7 +265,9 @@ class ChatFormat:
     @cached_property
     def _hidden(self) -> frozenset[int]:
         tokenizer = self.tokenizer
-        special = {n for n, added in tokenizer.added_tokens_decoder.items() if added.special} | set(tokenizer.all_special_ids)
+        special = {n for n, added in tokenizer.added_tokens_decoder.items() if added.special} | set(
+            tokenizer.all_special_ids
+        )
         return frozenset(n for n in special if not MARK.search(tokenizer.convert_ids_to_tokens(n)))
 
     @cached_property
@@ -252,9 +284,15 @@ class ChatFormat:
     def _render(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
         plain = [self._plain(message) for message in messages]
         try:
-            return list(self.tokenizer.apply_chat_template(plain, add_generation_prompt=prompt, tokenize=True, return_dict=False))
+            return list(
+                self.tokenizer.apply_chat_template(
+                    plain, add_generation_prompt=prompt, tokenize=True, return_dict=False
+                )
+            )
         except Exception as error:  # templates are programs of the model's makers: jinja passes on whatever they raise
-            raise UserError(f"the model's chat template refuses these messages ({type(error).__name__}: {error})") from None
+            raise UserError(
+                f"the model's chat template refuses these messages ({type(error).__name__}: {error})"
+            ) from None
 
     def _plain(self, message: Mapping[str, Any]) -> dict[str, str]:
         content, name = self._harmless(message.get("content") or ""), self._harmless(message.get("name") or "")
@@ -274,7 +312,9 @@ def load_format(folder: Path, context: int) -> ChatFormat:
     """The format of the model in `folder`. Raises UserError where there is no usable tokenizer."""
     transformers = local_llm("transformers")
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: no tokenizer can be loaded from here ({first_line(error)})") from None
     return ChatFormat(tokenizer, context)

@@ -7,8 +7,8 @@ PRIVATE = {"trl.DPOTrainer._prepare_dataset": "1.16.0", "ray.serve._private.repl
 
 
 def replica_on_loopback() -> None:
-    """Called in a replica before it stands: its server for other deployments listens on the loopback, where its node does, and not on every
-    address of the machine."""
+    """Called in a replica before it stands: its server for other deployments listens on the loopback, where its node
+    does, and not on every address of the machine."""
     import ray
     from ray.serve._private import replica
 

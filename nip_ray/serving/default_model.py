@@ -1,12 +1,14 @@
-"""The model called `default`: a small decoder that knows nothing, built here, for runs that have no other and no network.
+"""The model called `default`: a small decoder that knows nothing, built here, for runs that have no other and no
+network.
 
 Decisions that matter here:
-- a Llama of about a million parameters (4 layers of width 128, 4 heads that share one key-value head, 8192 tokens of context by
-  rotary positions): an ordinary Hugging Face folder, which every library loads without code of ours;
-- weights are drawn with a standard deviation of about 1/sqrt(width). The usual 0.02 would bound a logit by 2.6 where the embedding is
-  frozen, and low-rank adapters could then never make a token likely; with 0.08 the bound is 10;
-- the tokenizer is a byte-level BPE whose 256 first tokens are the bytes: every text, also one that is no valid UTF-8 once cut, can be
-  written. Its merges were learned once from text of this package (`scripts/learn_vocabulary.py`) and are shipped;
+- a Llama of about a million parameters (4 layers of width 128, 4 heads that share one key-value head, 8192 tokens of
+  context by rotary positions): an ordinary Hugging Face folder, which every library loads without code of ours;
+- weights are drawn with a standard deviation of about 1/sqrt(width). The usual 0.02 would bound a logit by 2.6 where
+  the embedding is frozen, and low-rank adapters could then never make a token likely; with 0.08 the bound is 10;
+- the tokenizer is a byte-level BPE whose 256 first tokens are the bytes: every text, also one that is no valid UTF-8
+  once cut, can be written. Its merges were learned once from text of this package (`scripts/learn_vocabulary.py`) and
+  are shipped;
 - roles and the names of speakers are marked by special tokens, so that content cannot be mistaken for them.
 """
 
@@ -49,7 +51,8 @@ def chat_tokenizer(template: str, context: int, **given: Any) -> Any:
 
 
 def untrained_llama(seed: int, **sizes: Any) -> Any:
-    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; no global generator is left changed.
+    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; no global generator is left
+    changed.
 
     sizes: of `transformers.LlamaConfig`.
     """
@@ -66,7 +69,8 @@ def untrained_llama(seed: int, **sizes: Any) -> Any:
 
 
 def save_default_model(folder: Path, seed: int = 0) -> Path:
-    """Write the default model of `seed` to `folder`, unless it is there; returns the folder. The same seed gives the same bytes."""
+    """Write the default model of `seed` to `folder`, unless it is there; returns the folder. The same seed gives the
+    same bytes."""
 
     def make() -> tuple[Any, Any]:
         tokenizer = default_tokenizer()

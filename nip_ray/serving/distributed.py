@@ -1,9 +1,10 @@
 """Fine-tuning by several workers, through Ray Train.
 
 Decisions that matter here:
-- each worker runs `train`, that of `fine_tune`; Ray Train gives it its rank, a process group and its device, and the Trainer of
-  transformers does the rest (data parallel: every worker has the whole model and a share of each batch);
-- the first worker writes the model into a folder that all nodes must see: that of the jobs, as everything else of a run;
+- each worker runs `train`, that of `fine_tune`; Ray Train gives it its rank, a process group and its device, and the
+  Trainer of transformers does the rest (data parallel: every worker has the whole model and a share of each batch);
+- the first worker writes the model into a folder that all nodes must see: that of the jobs, as everything else of a
+  run;
 - the callbacks go to the workers by copies, so they must work through files (those of `nip_ray.serving.jobs` do).
 """
 
@@ -29,7 +30,8 @@ def train_on_workers(
     on_step: OnStep,
     should_stop: ShouldStop,
 ) -> Trained:
-    """Run `train` on the recipe's `num_training_workers` (a GPU each where the cluster has one for each); the model is at `aside/model`."""
+    """Run `train` on the recipe's `num_training_workers` (a GPU each where the cluster has one for each); the model is
+    at `aside/model`."""
     import ray
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -65,7 +67,9 @@ def _worker(config: dict[str, Any]) -> None:
     checkpoints = None if config["checkpoints"] is None else Path(config["checkpoints"])
     data = (aside / "data.jsonl").read_bytes()
     try:
-        trained = config["train"](Path(config["base_dir"]), data, aside / "model", config["recipe"], checkpoints, *on_step_and_stop)
+        trained = config["train"](
+            Path(config["base_dir"]), data, aside / "model", config["recipe"], checkpoints, *on_step_and_stop
+        )
         result = asdict(trained)
     except Cancelled:
         result = None

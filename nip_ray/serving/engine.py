@@ -22,10 +22,14 @@ from nip_ray.serving.model_folder import context_of, load_model
 
 
 class Engine:
-    """Generates for many at once with one model; a context manager. See `GenerationRequest` and `Generation` for what goes in and out."""
+    """Generates for many at once with one model; a context manager. See `GenerationRequest` and `Generation` for what
+    goes in and out."""
 
-    def __init__(self, model_dir: Path, max_batch_size: int = 32, max_context: int | None = None, device: str | None = None) -> None:
-        """max_context: the most tokens of prompt and reply (none: what the model can). Raises UserError for a model it cannot run."""
+    def __init__(
+        self, model_dir: Path, max_batch_size: int = 32, max_context: int | None = None, device: str | None = None
+    ) -> None:
+        """max_context: the most tokens of prompt and reply (none: what the model can). Raises UserError for a model it
+        cannot run."""
         model = load_model(model_dir).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.chat = load_format(model_dir, context_of(model, max_context))
         self.batch = ContinuousBatch(model, self.chat, max_batch_size)

@@ -1,7 +1,8 @@
 """The libraries of the extra `local-llm`, imported late, offline and quiet.
 
 Decisions that matter here:
-- a model is a local folder: nothing is ever looked up on a hub, so the libraries are told to stay offline before they are imported;
+- a model is a local folder: nothing is ever looked up on a hub, so the libraries are told to stay offline before they
+  are imported;
 - they write nothing to $HOME, report to no service and print no progress bars.
 """
 
@@ -49,7 +50,8 @@ def check_installed() -> None:
 
 
 def check_quantized(needed: bool) -> None:
-    """Raise UserError where 8-bit optimisers and 4-bit weights are `needed` and cannot work: without bitsandbytes, or without CUDA."""
+    """Raise UserError where 8-bit optimisers and 4-bit weights are `needed` and cannot work: without bitsandbytes, or
+    without CUDA."""
     if not needed:
         return
     what = "optimizer: adamw_8bit and quantize_base need"
@@ -62,4 +64,6 @@ def check_quantized(needed: bool) -> None:
 
 
 def _missing(reason: str) -> UserError:
-    return UserError(f"a local language model needs the libraries of an extra ({reason}): pip install 'nip_ray[local-llm]'")
+    return UserError(
+        f"a local language model needs the libraries of an extra ({reason}): pip install 'nip_ray[local-llm]'"
+    )

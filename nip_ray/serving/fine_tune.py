@@ -1,15 +1,19 @@
 """Fine-tuning a model folder into a new one: supervised or by preferences (DPO), low-rank adapters or all weights.
 
 Decisions that matter here:
-- the training loops are TRL's (SFTTrainer, DPOTrainer) and the adapters PEFT's; what is ours is the data's form (tokens are made by
-  `nip_ray.serving.training_data`), the folder, and that nothing leaves it: no report to any service, nothing in $HOME, no network;
-- the result is one folder that can be served: with all weights, or (lora, unless merged models are asked for) with the adapters alone
-  and the name of the folder that their base is in. It is written aside and renamed: it is there whole, or not at all;
-- `full` learns in single precision, since AdamW's small steps are lost in bfloat16; on a GPU the forward pass is in bfloat16;
-- the same base, data, hyper-parameters and seed give the same model on the same kind of machine with as many threads. The trainers seed
-  the global generators of their process, which is why fine-tuning has a process of its own (`nip_ray.serving.host`);
-- whether to stop is asked after every step, by a function, and the loss of every step told by another, so that the caller may keep both
-  on disk.
+- the training loops are TRL's (SFTTrainer, DPOTrainer) and the adapters PEFT's; what is ours is the data's form (tokens
+  are made by `nip_ray.serving.training_data`), the folder, and that nothing leaves it: no report to any service,
+  nothing in $HOME, no network;
+- the result is one folder that can be served: with all weights, or (lora, unless merged models are asked for) with the
+  adapters alone and the name of the folder that their base is in. It is written aside and renamed: it is there whole,
+  or not at all;
+- `full` learns in single precision, since AdamW's small steps are lost in bfloat16; on a GPU the forward pass is in
+  bfloat16;
+- the same base, data, hyper-parameters and seed give the same model on the same kind of machine with as many threads.
+  The trainers seed the global generators of their process, which is why fine-tuning has a process of its own
+  (`nip_ray.serving.host`);
+- whether to stop is asked after every step, by a function, and the loss of every step told by another, so that the
+  caller may keep both on disk.
 """
 
 import math
@@ -34,7 +38,8 @@ LEARNING_RATE = {"lora": 1e-4, "full": 1e-3}
 
 
 def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
-    """A job's hyper-parameters, with the local defaults where it names none; a multiplier is one on the default learning rate."""
+    """A job's hyper-parameters, with the local defaults where it names none; a multiplier is one on the default
+    learning rate."""
     rate = spec.learning_rate or LEARNING_RATE[provider.method] * (spec.learning_rate_multiplier or 1.0)
     return Recipe(
         method=spec.method,
@@ -57,17 +62,21 @@ def fine_tune(
     on_step: OnStep = lambda step, loss: None,
     should_stop: ShouldStop = lambda: False,
 ) -> Trained:
-    """Learn `data` (JSON lines in the OpenAI form), starting from the model in `base_dir`; the new model's folder is `out_dir`.
+    """Learn `data` (JSON lines in the OpenAI form), starting from the model in `base_dir`; the new model's folder is
+    `out_dir`.
 
-    checkpoints: a folder to keep the weights after each epoch in (none: they are not kept). on_step: told each step (from 1) and its loss.
-    With more than one worker both functions are called in workers of their own, by copies.
-    Raises UserError for data or a base that cannot be used, Cancelled when `should_stop` says so, TrainingError when it breaks off.
+    checkpoints: a folder to keep the weights after each epoch in (none: they are not kept). on_step: told each step
+    (from 1) and its loss. With more than one worker both functions are called in workers of their own, by copies.
+    Raises UserError for data or a base that cannot be used, Cancelled when `should_stop` says so, TrainingError when it
+    breaks off.
     """
     parse_examples(data, recipe.method)
     how = recipe.provider
     if recipe.batch_size % (how.num_training_workers * how.gradient_accumulation_steps):
         parts = f"{how.num_training_workers} workers x {how.gradient_accumulation_steps} parts"
-        raise UserError(f"batch_size: {recipe.batch_size} examples cannot be shared out evenly over {parts}; change one of them")
+        raise UserError(
+            f"batch_size: {recipe.batch_size} examples cannot be shared out evenly over {parts}; change one of them"
+        )
     check_quantized(how.quantize_base or how.optimizer == "adamw_8bit")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent))
@@ -86,7 +95,13 @@ def fine_tune(
 
 
 def train(
-    base_dir: Path, data: bytes, target: Path, recipe: Recipe, checkpoints: Path | None, on_step: OnStep, should_stop: ShouldStop
+    base_dir: Path,
+    data: bytes,
+    target: Path,
+    recipe: Recipe,
+    checkpoints: Path | None,
+    on_step: OnStep,
+    should_stop: ShouldStop,
 ) -> Trained:
     """Train, in one process or as one of several workers, and (the first worker) write the model to `target`."""
     transformers, how = local_llm("transformers"), recipe.provider
@@ -122,7 +137,11 @@ def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: 
         rows = datasets.Dataset.from_list(supervised_rows(examples, chat))
         return trl.SFTTrainer(args=trl.SFTConfig(**_arguments(recipe, folder)), train_dataset=rows, **common)
     rows = datasets.Dataset.from_list(preference_rows(examples, chat))
-    both = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, recipe.nll_coefficient]} if recipe.nll_coefficient else {}
+    both = (
+        {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, recipe.nll_coefficient]}
+        if recipe.nll_coefficient
+        else {}
+    )
     arguments = trl.DPOConfig(**_arguments(recipe, folder), beta=recipe.beta, **both)
     return preference_trainer(trl.DPOTrainer)(args=arguments, train_dataset=rows, **common)
 
@@ -133,7 +152,8 @@ def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return {
         "output_dir": str(folder),
         "num_train_epochs": recipe.num_epochs,
-        "per_device_train_batch_size": recipe.batch_size // (how.num_training_workers * how.gradient_accumulation_steps),
+        "per_device_train_batch_size": recipe.batch_size
+        // (how.num_training_workers * how.gradient_accumulation_steps),
         "gradient_accumulation_steps": how.gradient_accumulation_steps,
         "optim": "adamw_bnb_8bit" if how.optimizer == "adamw_8bit" else "adamw_torch",
         "learning_rate": recipe.learning_rate,
@@ -148,7 +168,9 @@ def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "use_cpu": not gpu,
         "bf16": gpu,
-        newer if newer in options else "gradient_checkpointing": gpu if how.gradient_checkpointing is None else how.gradient_checkpointing,
+        newer if newer in options else "gradient_checkpointing": gpu
+        if how.gradient_checkpointing is None
+        else how.gradient_checkpointing,
         "dataloader_pin_memory": gpu,
     }
 
@@ -163,7 +185,8 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
 
 
 def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:
-    """The callback that passes on losses and asks whether to stop; made on first use, since transformers is an extra."""
+    """The callback that passes on losses and asks whether to stop; made on first use, since transformers is an
+    extra."""
     transformers = local_llm("transformers")
 
     class Watch(transformers.TrainerCallback):
@@ -173,7 +196,9 @@ def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:
             if should_stop():
                 self.cancelled = control.should_training_stop = True
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+        ) -> None:
             if logs and "loss" in logs:
                 self.loss = float(logs["loss"])
                 if state.is_world_process_zero:

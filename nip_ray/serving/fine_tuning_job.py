@@ -1,4 +1,5 @@
-"""Values of a fine-tuning job: its request and state, the same for every provider; the recipe and result of one that is worked at here."""
+"""Values of a fine-tuning job: its request and state, the same for every provider; the recipe and result of one that is
+worked at here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ FINAL: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled")
 @dataclass(frozen=True)
 class FineTuneSpec:
     """A job to be made. key: see `nip_ray.text.jobs.job_key`. model: what it starts from. suffix: part of the new
-    model's name, at most 40 of [A-Za-z0-9-]. The hyper-parameters are None where the provider chooses. num_examples, num_tokens:
-    of the data, estimated, for one epoch; worst-case costs are computed from them. token_pusd: picodollars per token trained on.
+    model's name, at most 40 of [A-Za-z0-9-]. The hyper-parameters are None where the provider chooses. num_examples,
+    num_tokens: of the data, estimated, for one epoch; worst-case costs are computed from them. token_pusd: picodollars
+    per token trained on.
     """
 
     key: str
@@ -43,8 +45,8 @@ class FineTuneSpec:
 
 @dataclass(frozen=True)
 class FineTuneJob:
-    """A job as the provider tells of it. model: the resulting model, once succeeded. trained_tokens: what is billed, once known.
-    unknown: the provider's word for a status that is not known here; `status` is then a guess.
+    """A job as the provider tells of it. model: the resulting model, once succeeded. trained_tokens: what is billed,
+    once known. unknown: the provider's word for a status that is not known here; `status` is then a guess.
     """
 
     id: str
@@ -66,8 +68,9 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and parts. beta: of DPO.
-    nll_coefficient: what the better reply's negative log-likelihood, by token, counts beside DPO's loss. provider: how it is computed.
+    """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and
+    parts. beta: of DPO. nll_coefficient: what the better reply's negative log-likelihood, by token, counts beside DPO's
+    loss. provider: how it is computed.
     """
 
     method: Method = "supervised"

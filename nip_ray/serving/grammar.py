@@ -1,14 +1,17 @@
-"""Holding a reply to a small JSON schema, token by token: an object of fields in a fixed order, each null, a text or one of some values.
+"""Holding a reply to a small JSON schema, token by token: an object of fields in a fixed order, each null, a text or
+one of some values.
 
 Decisions that matter here:
-- one spelling is written: fields in the schema's order, ", " and ": " between, no other space. What may stand next is a state of a
-  deterministic automaton over characters: which part of the object, and what of it is written;
-- a token is allowed where all its characters are, one after the other. Which are is computed once for each state, so the distribution is
-  the model's own, restricted to tokens that keep to the form. Tokens that are part of a character's bytes are never allowed: a reply
-  has the characters only that the vocabulary has whole. Inside a text an escape is one of two characters, never one by number;
-- a reply ends when the object does. One that nears its limit of tokens is brought to its end on the shortest way (text closed, null where
-  nothing was said yet), so that every reply is whole;
-- where the template begins each reply with reasoning, that is free up to the mark that ends it, and may then use up the limit.
+- one spelling is written: fields in the schema's order, ", " and ": " between, no other space. What may stand next is a
+  state of a deterministic automaton over characters: which part of the object, and what of it is written;
+- a token is allowed where all its characters are, one after the other. Which are is computed once for each state, so
+  the distribution is the model's own, restricted to tokens that keep to the form. Tokens that are part of a character's
+  bytes are never allowed: a reply has the characters only that the vocabulary has whole. Inside a text an escape is one
+  of two characters, never one by number;
+- a reply ends when the object does. One that nears its limit of tokens is brought to its end on the shortest way (text
+  closed, null where nothing was said yet), so that every reply is whole;
+- where the template begins each reply with reasoning, that is free up to the mark that ends it, and may then use up the
+  limit.
 """
 
 import json
@@ -29,14 +32,16 @@ _ESCAPES = frozenset('"\\/bfnrt')
 
 
 class Part(NamedTuple):
-    """A piece of the object: one of `literals`, or where `free` any text in quotation marks (and no literal begins with one)."""
+    """A piece of the object: one of `literals`, or where `free` any text in quotation marks (and no literal begins with
+    one)."""
 
     literals: tuple[str, ...]
     free: bool = False
 
 
 class State(NamedTuple):
-    """part: where the next character belongs. written: of that part; of a free text its opening mark, and a backslash just written."""
+    """part: where the next character belongs. written: of that part; of a free text its opening mark, and a backslash
+    just written."""
 
     part: int
     written: str = ""
@@ -45,15 +50,23 @@ class State(NamedTuple):
 def parts_of(schema: Mapping[str, Any]) -> tuple[Part, ...]:
     """The object piece by piece. Raises ValueError, with what is supported, for any other schema."""
     wrong = ValueError(
-        'expected {"type": "object", "properties": {...}, "required": [all of them], "additionalProperties": false} whose properties are '
-        '{"type": "string"}, {"enum": [texts or whole numbers]}, or {"anyOf": [{"type": "null"}, one of these]}'
+        'expected {"type": "object", "properties": {...}, "required": [all of them], "additionalProperties": false}'
+        ' whose properties are {"type": "string"}, {"enum": [texts or whole numbers]}, or {"anyOf": [{"type": "null"},'
+        " one of these]}"
     )
     fields = schema.get("properties")
     named = schema.keys() <= {"type", "properties", "required", "additionalProperties"}
-    if not (named and schema.get("type") == "object" and schema.get("additionalProperties") is False and isinstance(fields, dict)):
+    if not (
+        named
+        and schema.get("type") == "object"
+        and schema.get("additionalProperties") is False
+        and isinstance(fields, dict)
+    ):
         raise wrong
     required = schema.get("required")
-    if not (0 < len(fields) <= _MOST_FIELDS and isinstance(required, list) and sorted(map(str, required)) == sorted(fields)):
+    if not (
+        0 < len(fields) <= _MOST_FIELDS and isinstance(required, list) and sorted(map(str, required)) == sorted(fields)
+    ):
         raise wrong
     parts: list[Part] = []
     for number, (name, field) in enumerate(fields.items()):
@@ -74,17 +87,21 @@ def _value(field: Any, wrong: ValueError) -> Part:
     values = others[0].get("enum")
     if others[0].keys() - {"type", "enum"} or not isinstance(values, list) or not 0 < len(values) <= _MOST_VALUES:
         raise wrong
-    kind: Any = {"string": str, "integer": int}.get(others[0].get("type", "string" if isinstance(values[0], str) else "integer"))
+    kind: Any = {"string": str, "integer": int}.get(
+        others[0].get("type", "string" if isinstance(values[0], str) else "integer")
+    )
     if kind is None or not all(type(value) is kind for value in values):
         raise wrong
     return Part((*null, *dict.fromkeys(map(json.dumps, values))))
 
 
 class Grammar:
-    """A schema for one vocabulary; all replies under it share what was computed. Its methods may be called from several threads."""
+    """A schema for one vocabulary; all replies under it share what was computed. Its methods may be called from several
+    threads."""
 
     def __init__(self, schema: Mapping[str, Any], pieces: Sequence[str]) -> None:
-        """pieces: see `ChatFormat.pieces`. Raises UserError for an unknown schema, and for one that these pieces cannot write."""
+        """pieces: see `ChatFormat.pieces`. Raises UserError for an unknown schema, and for one that these pieces cannot
+        write."""
         try:
             self._parts = parts_of(schema)
         except ValueError as error:
@@ -111,7 +128,12 @@ class Grammar:
         found = self._allowed.get(state)
         if found is None:
             firsts = [char for char in self._by_first if self._after(state, char) is not None]
-            numbers = [token for char in firsts for token, piece in self._by_first[char] if self._after(state, piece) is not None]
+            numbers = [
+                token
+                for char in firsts
+                for token, piece in self._by_first[char]
+                if self._after(state, piece) is not None
+            ]
             found = self._allowed[state] = torch.tensor(numbers)
         return found
 
@@ -125,7 +147,9 @@ class Grammar:
         while text:
             size = next((n for n in range(min(self._longest, len(text)), 0, -1) if text[:n] in self._token), 0)
             if not size:
-                raise UserError(f"response_format: the model's vocabulary cannot write {text[0]!r}, which the schema needs")
+                raise UserError(
+                    f"response_format: the model's vocabulary cannot write {text[0]!r}, which the schema needs"
+                )
             tokens.append(self._token[text[:size]])
             text = text[size:]
         return tokens
@@ -176,10 +200,12 @@ class Grammar:
 
 
 class Writer:
-    """One reply under a grammar. hurried: it neared its limit and was brought to its end. complete: the object is whole."""
+    """One reply under a grammar. hurried: it neared its limit and was brought to its end. complete: the object is
+    whole."""
 
     def __init__(self, grammar: Grammar, max_tokens: int, reasons: bool = False) -> None:
-        """reasons: the reply begins inside reasoning. Raises UserError where the limit leaves no room for the shortest object."""
+        """reasons: the reply begins inside reasoning. Raises UserError where the limit leaves no room for the shortest
+        object."""
         if max_tokens < grammar.reserve:
             raise UserError(f"max_tokens: {max_tokens}, but the schema needs up to {grammar.reserve}")
         self._grammar, self._left, self._state = grammar, max_tokens, None if reasons else State(0)

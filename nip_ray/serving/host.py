@@ -1,9 +1,12 @@
-"""The local model on a Ray cluster: one actor that answers, another that fine-tunes, so that neither keeps the other waiting.
+"""The local model on a Ray cluster: one actor that answers, another that fine-tunes, so that neither keeps the other
+waiting.
 
 Decisions that matter here:
-- both work in one folder (a run's), which all nodes must see: `models/` and what `nip_ray.serving.jobs` keeps. All state is there, so both
-  are restarted for ever: a lost chat is asked again (the same seed gives the same reply), an interrupted job starts again;
-- the actors belong to the driver that starts them, and die with it. The next driver starts new ones on the same folder, the jobs continue;
+- both work in one folder (a run's), which all nodes must see: `models/` and what `nip_ray.serving.jobs` keeps. All
+  state is there, so both are restarted for ever: a lost chat is asked again (the same seed gives the same reply), an
+  interrupted job starts again;
+- the actors belong to the driver that starts them, and die with it. The next driver starts new ones on the same folder,
+  the jobs continue;
 - jobs are worked at one at a time, the oldest first, in a thread; asking how they stand never waits for them.
 """
 
@@ -39,7 +42,8 @@ class LocalHost:
 
 
 def start_host(settings: LocalProvider, folder: Path) -> LocalHost:
-    """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing libraries."""
+    """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing
+    libraries."""
     check_installed()
     folders = ModelFolders(Path(folder).resolve(), settings.default_model_seed)
     chat = _actor(ChatHost, settings, 1000, folders, settings)
@@ -66,7 +70,8 @@ def stop_host(host: LocalHost) -> None:
 
 
 def as_ours(error: RayError, who: str = "the local model's actor") -> Exception:
-    """The error behind one that came through Ray: UserError and TrainingError as they were raised, all others as a TrainingError."""
+    """The error behind one that came through Ray: UserError and TrainingError as they were raised, all others as a
+    TrainingError."""
     if isinstance(error, RayActorError):
         return TrainingError(f"{who} is lost ({first_words(str(error))}); see Ray's logs, then resume the run")
     cause = error.cause if isinstance(error, RayTaskError) else error
@@ -100,7 +105,8 @@ class ChatHost:
         await asyncio.to_thread(self._folders.locate, "default")
 
     async def generate(self, model: str, messages: Chat, request: Any) -> Any:
-        """The `Generation` for a `GenerationRequest` without its prompt; a prompt beyond the context loses its middle."""
+        """The `Generation` for a `GenerationRequest` without its prompt; a prompt beyond the context loses its
+        middle."""
         return await self._shelf.generate(self._folders.locate(model), messages, request, "cut")
 
 
@@ -131,7 +137,9 @@ class TrainingHost:
         """See `JobStore.put_file`."""
         return self.store.put_file(data)
 
-    def submit(self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None) -> StoredJob:
+    def submit(
+        self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None
+    ) -> StoredJob:
         """See `JobStore.create`; the job is worked at as soon as those before it are over."""
         self._folders.locate(spec.model)
         with self._lock:

@@ -8,9 +8,10 @@
     FOLDER/models/SUFFIX-KEY       the resulting model
 
 Decisions that matter here:
-- the id of a job follows from its key, and creating it twice gives the one job: asking again after a lost answer is harmless;
-- a job that is found `running` when nobody runs it was interrupted. It starts again from its data: the same seed gives the same model. One
-  that took its process down with it MAX_STARTS times fails instead;
+- the id of a job follows from its key, and creating it twice gives the one job: asking again after a lost answer is
+  harmless;
+- a job that is found `running` when nobody runs it was interrupted. It starts again from its data: the same seed gives
+  the same model. One that took its process down with it MAX_STARTS times fails instead;
 - the model is renamed into place before the job says `succeeded`.
 """
 
@@ -63,7 +64,8 @@ class StoredJob:
 
 
 class JobStore:
-    """The jobs and their data in a folder. Holds nothing in memory: several objects, and processes, may read; one works at jobs."""
+    """The jobs and their data in a folder. Holds nothing in memory: several objects, and processes, may read; one works
+    at jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,8 +87,11 @@ class JobStore:
             raise UserError(f"there is no training data {file_id!r} here")
         return path.read_bytes()
 
-    def create(self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None) -> StoredJob:
-        """The job with the key of `spec`: made now, or as it stands. Raises UserError for an unusable suffix or unknown data."""
+    def create(
+        self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None
+    ) -> StoredJob:
+        """The job with the key of `spec`: made now, or as it stands. Raises UserError for an unusable suffix or unknown
+        data."""
         job_id = job_id_of(spec.key)
         if (self.jobs / job_id / "job.json").exists():
             return self.get(job_id)
@@ -112,7 +117,10 @@ class JobStore:
             stored = json.loads(path.read_bytes())
             version = stored.pop("version")
             if version > VERSION:
-                raise UserError(f"{path} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+                raise UserError(
+                    f"{path} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a"
+                    " newer one"
+                )
             return StoredJob(**{**stored, "spec": FineTuneSpec(**stored["spec"])})
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}); remove the job's folder to have it made again") from None
@@ -184,13 +192,15 @@ def job_id_of(key: str) -> str:
 
 
 def model_name_of(spec: FineTuneSpec) -> str:
-    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (of its hash, where it is short or has signs)."""
+    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (of its hash, where it is short or has
+    signs)."""
     key = spec.key if re.fullmatch(r"[A-Za-z0-9]{12,}", spec.key) else hashlib.sha256(spec.key.encode()).hexdigest()
     return f"{spec.suffix or 'tuned'}-{key[:12]}"
 
 
 def run_job(store: JobStore, job: StoredJob, provider: LocalProvider, base_dir: Callable[[str], Path]) -> StoredJob:
-    """Work at a job that was begun until it is over; returns it. base_dir: the folder of the model that a name stands for.
+    """Work at a job that was begun until it is over; returns it. base_dir: the folder of the model that a name stands
+    for.
 
     Nothing that goes wrong is raised: it becomes the job's error.
     """
@@ -200,7 +210,9 @@ def run_job(store: JobStore, job: StoredJob, provider: LocalProvider, base_dir: 
     watch = (partial(store.add_event, job.id), partial(store.cancel_wanted, job.id))
     try:
         base, data = base_dir(job.spec.model), store.read_file(job.file_id)
-        done = fine_tune(base, data, store.models / name, recipe(job.spec, provider), store.jobs / job.id / "checkpoints", *watch)
+        done = fine_tune(
+            base, data, store.models / name, recipe(job.spec, provider), store.jobs / job.id / "checkpoints", *watch
+        )
     except Cancelled:
         return store.finish(job, "cancelled")
     except (UserError, TrainingError) as error:

@@ -1,9 +1,11 @@
 """/v1/files and /v1/fine_tuning/jobs: OpenAI's objects over the job store.
 
 Decisions that matter here:
-- uploaded files are kept as `uploads/ID.data` with their particulars in `uploads/ID.json`, written last: an upload is whole or not there;
+- uploaded files are kept as `uploads/ID.data` with their particulars in `uploads/ID.json`, written last: an upload is
+  whole or not there;
 - data is checked when the job is made, and refused by a 400, so that nobody polls a job that could never run;
-- a job's key is the client's Idempotency-Key, else a random one: the same key gives the same job, also after a restart of the server.
+- a job's key is the client's Idempotency-Key, else a random one: the same key gives the same job, also after a restart
+  of the server.
 """
 
 import asyncio
@@ -101,7 +103,12 @@ class Uploads:
         if "file" not in fields or fields["file"][1] is None:
             raise ApiError(400, "file: there is no file in the form", "file")
         content, name = fields["file"]
-        made = {"id": f"file-{secrets.token_hex(12)}", "object": "file", "bytes": len(content), "created_at": int(time.time())}
+        made = {
+            "id": f"file-{secrets.token_hex(12)}",
+            "object": "file",
+            "bytes": len(content),
+            "created_at": int(time.time()),
+        }
         made |= {"filename": name, "purpose": purpose, "status": "processed"}
         write_atomically(self._folder / f"{made['id']}.data", content)
         write_atomically(self._folder / f"{made['id']}.json", json.dumps(made).encode())
@@ -120,7 +127,11 @@ class Uploads:
 
     def list(self, query: dict[str, str]) -> dict[str, Any]:
         """A page of file objects, the newest first."""
-        found = sorted((self.get(file_id) for file_id in self._ids()), key=lambda made: (made["created_at"], made["id"]), reverse=True)
+        found = sorted(
+            (self.get(file_id) for file_id in self._ids()),
+            key=lambda made: (made["created_at"], made["id"]),
+            reverse=True,
+        )
         if "purpose" in query:
             found = [made for made in found if made["purpose"] == query["purpose"]]
         return page(found, query.get("after"), query.get("limit"), 10000)
@@ -143,7 +154,8 @@ class Jobs:
         self._store, self._uploads, self._training = store, uploads, training
 
     async def create(self, body: JobBody, key: str | None) -> dict[str, Any]:
-        """The job object. Raises ApiError for data that cannot be learned, and for a key that belongs to another job."""
+        """The job object. Raises ApiError for data that cannot be learned, and for a key that belongs to another
+        job."""
         data = await asyncio.to_thread(self._uploads.content, body.training_file)
         method: Method = body.method.type if body.method else "supervised"
         try:
@@ -163,7 +175,9 @@ class Jobs:
 
     def list(self, query: dict[str, str]) -> dict[str, Any]:
         """A page of job objects, the newest first; `metadata[KEY]=VALUE` keeps those that have it."""
-        wanted = {name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name.endswith("]")}
+        wanted = {
+            name[9:-1]: value for name, value in query.items() if name.startswith("metadata[") and name.endswith("]")
+        }
         jobs = [job for job in self._store.all() if wanted.items() <= (job.metadata or {}).items()]
         return page([job_object(job) for job in reversed(jobs)], query.get("after"), query.get("limit"))
 

@@ -1,12 +1,13 @@
 """Ray actors that learn one model together, each from its share of a minibatch, and keep the same weights.
 
 Decisions that matter here:
-- every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so.
-  The first gives away weights and state;
+- every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why
+  they stay so. The first gives away weights and state;
 - a placement group has them on as few nodes as it can. In a trial of a sweep they are in the trial's own;
-- who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a model in the
-  driver's process, which samples by the weights that it last took while the actors learn;
-- when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that failed.
+- who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a
+  model in the driver's process, which samples by the weights that it last took while the actors learn;
+- when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that
+  failed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,8 @@ class PolicyLearner:
 
 
 class LearnerGroup:
-    """The driver's side: a `Policy` whose steps several actors take. Ray must be running, and all nodes see the folders."""
+    """The driver's side: a `Policy` whose steps several actors take. Ray must be running, and all nodes see the
+    folders."""
 
     samples_apart = True
 
@@ -71,8 +73,8 @@ class LearnerGroup:
         device: str | None = None,
         hang_timeout_s: float = 120.0,
     ) -> None:
-        """Start them, and wait until they stand. device: of the model that samples. hang_timeout_s: without a sign of life, after which one
-        counts as lost. Raises UserError for a model that cannot be used.
+        """Start them, and wait until they stand. device: of the model that samples. hang_timeout_s: without a sign of
+        life, after which one counts as lost. Raises UserError for a model that cannot be used.
         """
         sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
         self.chat, self.sample, self.forget = sampler.chat, sampler.sample, sampler.forget
@@ -94,7 +96,11 @@ class LearnerGroup:
         self._all("keep_start", folder.resolve())
 
     def step(
-        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+        self,
+        turns: Sequence[Turn],
+        settings: TokenTrainingSettings,
+        max_tokens: int,
+        surrogate: Surrogate = clipped_surrogate,
     ) -> dict[str, float]:
         """One step of all; see `PolicyModel.step`."""
         told = self._all("step", ray.put(list(turns)), settings, max_tokens, surrogate)

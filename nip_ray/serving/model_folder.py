@@ -1,4 +1,5 @@
-"""A language model as a folder in the Hugging Face form: with all of its weights, or with adapters alone and the name of their base."""
+"""A language model as a folder in the Hugging Face form: with all of its weights, or with adapters alone and the name
+of their base."""
 
 import json
 import os
@@ -13,7 +14,8 @@ ADAPTER, BASE = "adapter", "base.json"
 
 
 def base_of(folder: Path) -> Path | None:
-    """The model that the adapters in `folder` belong to, None for a folder with all of its weights. Raises UserError when it is gone."""
+    """The model that the adapters in `folder` belong to, None for a folder with all of its weights. Raises UserError
+    when it is gone."""
     if not (folder / BASE).is_file():
         return None
     base = (folder / json.loads((folder / BASE).read_text(encoding="utf-8"))["base"]).resolve()
@@ -23,7 +25,8 @@ def base_of(folder: Path) -> Path | None:
 
 
 def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
-    """The causal language model in `folder`, from its safetensors, in evaluation mode, adapters merged. options: for transformers.
+    """The causal language model in `folder`, from its safetensors, in evaluation mode, adapters merged. options: for
+    transformers.
 
     Raises UserError where there is none, where its weights are pickled, and where it would need code of its own.
     """
@@ -50,7 +53,8 @@ def context_of(model: Any, limit: int | None = None) -> int:
 
 
 def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -> None:
-    """Write a model and its tokenizer to `target`, which is made: all weights, or of a model of PEFT its adapters (see `name_base`).
+    """Write a model and its tokenizer to `target`, which is made: all weights, or of a model of PEFT its adapters (see
+    `name_base`).
 
     merged: besides the adapters, all weights with these merged in; the model is used up by that.
     """
@@ -70,7 +74,8 @@ def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -
 
 
 def name_base(written: Path, home: Path, base: Path) -> None:
-    """Write into the folder `written`, which will be called `home`, that the adapters in it belong to the model in `base`."""
+    """Write into the folder `written`, which will be called `home`, that the adapters in it belong to the model in
+    `base`."""
     base, home = base.resolve(), home.resolve()
     where = os.path.relpath(base, home) if base.is_relative_to(home.parent) else str(base)
     (written / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
@@ -78,7 +83,9 @@ def name_base(written: Path, home: Path, base: Path) -> None:
 
 def lora_config(rank: int) -> Any:
     """PEFT's settings of our adapters."""
-    return local_llm("peft").LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    return local_llm("peft").LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
 
 def first_line(error: Exception) -> str:

@@ -1,13 +1,15 @@
-"""A language model in this process that both samples, with log-probabilities, and learns: the `Policy` of a group of agents.
+"""A language model in this process that both samples, with log-probabilities, and learns: the `Policy` of a group of
+agents.
 
 Decisions that matter here:
-- sampler and learner use the same weights in memory, and the model is always in evaluation mode (no dropout), so both compute the same
-  log-probabilities up to float noise. A step makes the sampler forget what it computed before;
-- `trained` models learn all weights, or low-rank adapters. Adapters, and frozen models, use weights that everybody in this process
-  shares who names the same folder: a frozen model costs memory once, and no optimizer;
+- sampler and learner use the same weights in memory, and the model is always in evaluation mode (no dropout), so both
+  compute the same log-probabilities up to float noise. A step makes the sampler forget what it computed before;
+- `trained` models learn all weights, or low-rank adapters. Adapters, and frozen models, use weights that everybody in
+  this process shares who names the same folder: a frozen model costs memory once, and no optimizer;
 - a step is one AdamW step on the exact minibatch: its parts (`nip_ray.learning.token_rows`) only save memory;
 - before weights change, loss and gradient are checked: what is not finite ends the run with the last good weights;
-- state is tensors and plain values, the same whoever holds it. On a CPU a model that is restored learns on as if nothing had been.
+- state is tensors and plain values, the same whoever holds it. On a CPU a model that is restored learns on as if
+  nothing had been.
 """
 
 import copy
@@ -68,7 +70,8 @@ class PolicyModel:
         device: str | None = None,
         learners: Learners | None = None,
     ) -> None:
-        """seed: of the adapters' first weights. learners: who learn it together, each from its share of a step's turns (none: one alone).
+        """seed: of the adapters' first weights. learners: who learn it together, each from its share of a step's turns
+        (none: one alone).
 
         Raises UserError for a model that cannot be used.
         """
@@ -86,7 +89,8 @@ class PolicyModel:
     # ------------------------------------------------------------------------------------------------------- sampling
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does, and UserError where memory runs out."""
+        """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does, and UserError where memory runs
+        out."""
         with _enough_memory(f"providers.<provider>.max_batch_size: {self._settings.max_batch_size} replies at once"):
             made = self._batch.generate(requests)
         return [replace(one, text=self.chat.opened + one.text) for one in made] if self.chat.opened else made
@@ -97,7 +101,8 @@ class PolicyModel:
 
     @torch.inference_mode()
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
-        """The log-probability of every token of these replies, at each turn's temperature. max_tokens: in one forward pass."""
+        """The log-probability of every token of these replies, at each turn's temperature. max_tokens: in one forward
+        pass."""
         found: list[list[float]] = [[] for _ in turns]
         with _enough_memory(f"algorithm.micro_batch_tokens: {max_tokens} tokens in one pass"):
             for part in parts_of(turns, max_tokens):
@@ -114,12 +119,17 @@ class PolicyModel:
             self._start = PolicyModel(folder, self._settings, trained=False, learners=self._learners)
 
     def step(
-        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+        self,
+        turns: Sequence[Turn],
+        settings: TokenTrainingSettings,
+        max_tokens: int,
+        surrogate: Surrogate = clipped_surrogate,
     ) -> dict[str, float]:
-        """One step of policy gradient on a minibatch, by `token_loss`; returns `LossFigures.metrics` and grad_norm (before clipping).
+        """One step of policy gradient on a minibatch, by `token_loss`; returns `LossFigures.metrics` and grad_norm
+        (before clipping).
 
-        max_tokens: the most that a reply may have. surrogate: see `token_loss`. Raises TrainingError, with no weight changed, where loss
-        or gradient are not finite.
+        max_tokens: the most that a reply may have. surrogate: see `token_loss`. Raises TrainingError, with no weight
+        changed, where loss or gradient are not finite.
         """
         num_tokens = sum(len(turn.reply) for turn in turns)
         start = self._start if settings.kl_coefficient else None
@@ -141,23 +151,33 @@ class PolicyModel:
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
 
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
-        """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and grad_norm."""
+        """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and
+        grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
-        loss, norm, _ = self._descend(turns, lambda part: (-self._log_probs(part)[0].sum() / num_tokens, None), settings, rate)
+        loss, norm, _ = self._descend(
+            turns, lambda part: (-self._log_probs(part)[0].sum() / num_tokens, None), settings, rate
+        )
         return {"loss": loss, "grad_norm": norm}
 
     def _log_probs(self, part: Part, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """(log_prob_E, entropy_E) of a part's tokens."""
-        seen = {} if part.seen_RLL is None else {"attention_mask": part.seen_RLL[:, None], "position_ids": part.place_RL}
+        seen = (
+            {} if part.seen_RLL is None else {"attention_mask": part.seen_RLL[:, None], "position_ids": part.place_RL}
+        )
         out = self._model(input_ids=part.ids_RL, use_cache=False, logits_to_keep=part.column_C, **seen)
         logits_EV = out.logits[part.row_E, part.column_E]
         return log_probs_and_entropy(logits_EV, part.token_E, part.temperature_E[:, None], entropy_gradient)
 
     def _descend(
-        self, turns: Sequence[Turn], loss_of: Callable[[Part], tuple[Tensor, Any]], settings: TokenTrainingSettings, rate: float
+        self,
+        turns: Sequence[Turn],
+        loss_of: Callable[[Part], tuple[Tensor, Any]],
+        settings: TokenTrainingSettings,
+        rate: float,
     ) -> tuple[float, float, list[Any]]:
-        """Add up the gradients of all parts, and of all learners, and take one step; returns loss, norm of the gradient and figures."""
+        """Add up the gradients of all parts, and of all learners, and take one step; returns loss, norm of the gradient
+        and figures."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen")
         self._optimizer.zero_grad()
@@ -199,7 +219,8 @@ class PolicyModel:
         self._batch.forget()
 
     def state(self) -> dict[str, Any]:
-        """The weights that learn, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and plain values."""
+        """The weights that learn, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and
+        plain values."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state
@@ -218,10 +239,13 @@ class PolicyModel:
         self._optimizer.state.clear()
         for name, kinds in state["moments"].items():
             weight = self._learned[name]
-            self._optimizer.state[weight] = {kind: (value if kind == "step" else value.to(weight)).clone() for kind, value in kinds.items()}
+            self._optimizer.state[weight] = {
+                kind: (value if kind == "step" else value.to(weight)).clone() for kind, value in kinds.items()
+            }
 
     def save(self, folder: Path) -> str:
-        """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base. Whole, or not at all.
+        """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base.
+        Whole, or not at all.
 
         Returns its name, by which the provider serves it.
         """
@@ -257,7 +281,9 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
 
-def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device) -> tuple[Any, Any, Any]:
+def _load(
+    folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device
+) -> tuple[Any, Any, Any]:
     """(the shared base or None, the model of PEFT or None, the model that computes)."""
     dtype: Any = settings.dtype
     if dtype == "auto":
@@ -279,14 +305,16 @@ def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, devic
 
 
 def _aligned(model: Any) -> Any:
-    """The model with its weights in torch's own memory: a file's may begin anywhere, and sums of products then differ in last bits."""
+    """The model with its weights in torch's own memory: a file's may begin anywhere, and sums of products then differ
+    in last bits."""
     for weight in model.parameters():
         weight.data = weight.data.clone()
     return model
 
 
 def _shared(folder: Path, dtype: Any, device: torch.device) -> Any:
-    """The frozen model in a folder, one for all in this process who need it, as long as somebody holds it and its files do not change."""
+    """The frozen model in a folder, one for all in this process who need it, as long as somebody holds it and its files
+    do not change."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     seen = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
     key = (str(folder.resolve()), dtype, str(device), seen)

@@ -1,7 +1,9 @@
-"""Common parts of the OpenAI protocol for the server: its errors, the check of a request's body, pages of lists, multipart forms.
+"""Common parts of the OpenAI protocol for the server: its errors, the check of a request's body, pages of lists,
+multipart forms.
 
-Decisions that matter here: what is not supported is refused, by a 400 that names it, unless it is at its default or without influence on
-the reply. Bodies are checked here and not by FastAPI, whose own errors have another form and another status.
+Decisions that matter here: what is not supported is refused, by a 400 that names it, unless it is at its default or
+without influence on the reply. Bodies are checked here and not by FastAPI, whose own errors have another form and
+another status.
 """
 
 import asyncio
@@ -72,7 +74,8 @@ def page(items: Sequence[dict[str, Any]], after: str | None, limit: str | None, 
 
 
 def multipart(data: bytes, content_type: str) -> dict[str, tuple[bytes, str | None]]:
-    """A form's fields: name -> (content, file name if it is a file). Raises ApiError for what is no such form (RFC 7578)."""
+    """A form's fields: name -> (content, file name if it is a file). Raises ApiError for what is no such form (RFC
+    7578)."""
     boundary = _BOUNDARY.search(content_type)
     if not content_type.startswith("multipart/form-data") or boundary is None:
         raise ApiError(400, "a file is uploaded as multipart/form-data")
@@ -84,7 +87,10 @@ def multipart(data: bytes, content_type: str) -> dict[str, tuple[bytes, str | No
         name, filename = _NAME.search(head), _FILENAME.search(head)
         if not found or name is None:
             break
-        fields[name[1].decode("utf-8", "replace")] = (content, filename[1].decode("utf-8", "replace") if filename else None)
+        fields[name[1].decode("utf-8", "replace")] = (
+            content,
+            filename[1].decode("utf-8", "replace") if filename else None,
+        )
     raise ApiError(400, "the form is not whole")
 
 
@@ -95,7 +101,8 @@ class Replays:
         self._tasks: OrderedDict[str, tuple[str, asyncio.Task[Any]]] = OrderedDict()
 
     async def once(self, key: str | None, request: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of `work`; for a key seen before, the earlier result. Raises ApiError for a key that belongs to another request."""
+        """The result of `work`; for a key seen before, the earlier result. Raises ApiError for a key that belongs to
+        another request."""
         if key is None:
             return await work()
         digest = sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()

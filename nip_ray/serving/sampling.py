@@ -1,10 +1,11 @@
 """Drawing the next tokens of many replies at once, each from its own stream.
 
-Decisions that matter here: a reply's uniform numbers come from its own seed, one for each token, and are turned into tokens by inverting
-the distribution function (over tokens in the order of their probability where a nucleus is asked for, else of their number). So
-neighbours in the batch have no say in what is drawn, and float noise in the logits changes a token only where a number falls on a border.
-Streams are those of SplitMix64 (Steele, Lea and Flood, 2014), whose n-th number is a function of seed and n: no generator is kept for a
-reply, and the next numbers of all rows are computed together. Temperature 0 takes the likeliest token.
+Decisions that matter here: a reply's uniform numbers come from its own seed, one for each token, and are turned into
+tokens by inverting the distribution function (over tokens in the order of their probability where a nucleus is asked
+for, else of their number). So neighbours in the batch have no say in what is drawn, and float noise in the logits
+changes a token only where a number falls on a border. Streams are those of SplitMix64 (Steele, Lea and Flood, 2014),
+whose n-th number is a function of seed and n: no generator is kept for a reply, and the next numbers of all rows are
+computed together. Temperature 0 takes the likeliest token.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,9 @@ def draw(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: T
         prob_BV = _probabilities(logits_BV[plain_B], temperature_B[plain_B])
         token_B[plain_B], logprob_B[plain_B] = _inverse(prob_BV, uniform_B[plain_B])
     if nucleus_B.any():
-        prob_BV, order_BV = torch.sort(_probabilities(logits_BV[nucleus_B], temperature_B[nucleus_B]), dim=-1, descending=True, stable=True)
+        prob_BV, order_BV = torch.sort(
+            _probabilities(logits_BV[nucleus_B], temperature_B[nucleus_B]), dim=-1, descending=True, stable=True
+        )
         kept_BV = (prob_BV.cumsum(-1, dtype=torch.float64) - prob_BV) < top_p_B[nucleus_B, None]
         rank_B, logprob_B[nucleus_B] = _inverse(prob_BV * kept_BV, uniform_B[nucleus_B])
         token_B[nucleus_B] = order_BV.gather(1, rank_B[:, None])[:, 0]
@@ -57,7 +60,8 @@ def _probabilities(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
 
 
 def _inverse(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the distribution functions reach `uniform` (never a token without weight), and the log-probabilities there."""
+    """Where the distribution functions reach `uniform` (never a token without weight), and the log-probabilities
+    there."""
     total_BV = weight_BV.cumsum(-1, dtype=torch.float64)
     found_B = torch.searchsorted(total_BV, (uniform_B * total_BV[:, -1])[:, None], right=True)[:, 0]
     last_B = torch.searchsorted(total_BV, total_BV[:, -1:].contiguous())[:, 0]

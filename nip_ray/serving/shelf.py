@@ -1,9 +1,10 @@
 """Which folder a model's name stands for, and the engines of the models that were asked for last.
 
 Decisions that matter here:
-- a name is `default`, a model in `FOLDER/models`, one that was named at the start, or (where allowed: not for clients of a server) the
-  path of a folder elsewhere; nothing is ever downloaded;
-- engines are loaded when first asked for and kept up to MAX_ENGINES; the one not used for longest goes first, and never one that is busy.
+- a name is `default`, a model in `FOLDER/models`, one that was named at the start, or (where allowed: not for clients
+  of a server) the path of a folder elsewhere; nothing is ever downloaded;
+- engines are loaded when first asked for and kept up to MAX_ENGINES; the one not used for longest goes first, and never
+  one that is busy.
 """
 
 import asyncio
@@ -26,8 +27,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class ModelFolders:
-    """From names to folders. folder: where `models/` is. default_seed: of the weights of the default model. named: (name, folder) of
-    models elsewhere; where there is one, `default` is not offered. any_path: a path is a name too.
+    """From names to folders. folder: where `models/` is. default_seed: of the weights of the default model. named:
+    (name, folder) of models elsewhere; where there is one, `default` is not offered. any_path: a path is a name too.
     """
 
     folder: Path
@@ -36,7 +37,8 @@ class ModelFolders:
     any_path: bool = True
 
     def locate(self, name: str) -> Path:
-        """The folder of the model called `name`; the default model is written when first asked for. Raises UserError when unknown."""
+        """The folder of the model called `name`; the default model is written when first asked for. Raises UserError
+        when unknown."""
         named = dict(self.named)
         if name in named:
             return named[name]
@@ -74,10 +76,11 @@ class Shelf:
         too_long: Literal["cut", "refuse"],
         on_text: Callable[[str], None] | None = None,
     ) -> Any:
-        """The reply of the model in `folder`; `request` has all but its prompt, and a max_tokens of 0 stands for no limit of the caller's.
+        """The reply of the model in `folder`; `request` has all but its prompt, and a max_tokens of 0 stands for no
+        limit of the caller's.
 
-        too_long: what happens to a prompt beyond the context. Cancelling the task stops the generation. Raises UserError for a request
-        that cannot be met, TrainingError when generating breaks off.
+        too_long: what happens to a prompt beyond the context. Cancelling the task stops the generation. Raises
+        UserError for a request that cannot be met, TrainingError when generating breaks off.
         """
         engine = await self._engine(folder)
         try:

@@ -1,11 +1,13 @@
-"""Keys and values of the replies in the making: one slot for each, all of one tensor, so that replies come and go without copying.
+"""Keys and values of the replies in the making: one slot for each, all of one tensor, so that replies come and go
+without copying.
 
 Decisions that matter here:
-- a slot holds its tokens from position 0 on, so a token's column is its position: no padding on the left, nothing is shifted when
-  another reply joins or leaves. Rows of unlike length meet by the mask alone;
-- the occupied slots are always the first ones: a step works on views. The last column is scratch, written by padding, never read;
-- a slot remembers which tokens it holds, also after its reply is done. A new prompt starts from the longest beginning that it shares
-  with any slot (agents ask again and again under the same instructions), and computes the rest only.
+- a slot holds its tokens from position 0 on, so a token's column is its position: no padding on the left, nothing is
+  shifted when another reply joins or leaves. Rows of unlike length meet by the mask alone;
+- the occupied slots are always the first ones: a step works on views. The last column is scratch, written by padding,
+  never read;
+- a slot remembers which tokens it holds, also after its reply is done. A new prompt starts from the longest beginning
+  that it shares with any slot (agents ask again and again under the same instructions), and computes the rest only.
 """
 
 from bisect import bisect_left
@@ -24,8 +26,8 @@ BLOCK = 256
 
 
 class Slots:
-    """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds; whoever changes one of these lists calls
-    `changed`.
+    """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds; whoever changes one of these
+    lists calls `changed`.
     """
 
     def __init__(self, num_slots: int, context: int) -> None:
@@ -49,7 +51,8 @@ class Slots:
             self.layers[index] = (self._grown(pair[0], old), self._grown(pair[1], old))
 
     def shared_beginning(self, prompt: list[int]) -> tuple[int, int]:
-        """(slot, number of tokens) of the longest beginning of `prompt` held anywhere; at least one token is left to compute.
+        """(slot, number of tokens) of the longest beginning of `prompt` held anywhere; at least one token is left to
+        compute.
 
         In the order of their tokens, one of the two neighbours of `prompt` shares most with it.
         """
@@ -75,12 +78,14 @@ class Slots:
         self.changed()
 
     def bring(self, first: int, wanted: Sequence[tuple[int, int]]) -> None:
-        """Let the slots from `first` on hold, each, the first `length` tokens of a slot, for (slot, length) in `wanted`.
+        """Let the slots from `first` on hold, each, the first `length` tokens of a slot, for (slot, length) in
+        `wanted`.
 
-        Slots before `first` stay as they are. Of the others, what a wanted slot held before moves to where its tokens come from, or to
-        an empty slot, so that as much as possible is still there for those who ask next.
+        Slots before `first` stay as they are. Of the others, what a wanted slot held before moves to where its tokens
+        come from, or to an empty slot, so that as much as possible is still there for those who ask next.
         """
-        at, holds = {}, {}  # where the content of a slot is by now, and whose content a slot has by now; others: where they were
+        # where the content of a slot is by now, and whose content a slot has by now; others: where they were
+        at, holds = {}, {}
         swaps, copies, given = [], [], set()
         empty = [slot for slot in range(first + len(wanted), self.num_slots) if not self.tokens[slot]]
         for target, (source, length) in enumerate(wanted, first):
@@ -127,7 +132,8 @@ class Slots:
             buffer[torch.tensor(target), :, : max(length)] = buffer[torch.tensor(source), :, : max(length)]
 
     def place(self, first: int, position_BQ: Tensor, width: int) -> None:
-        """Where the next forward pass writes: rows from slot `first`, at these positions (negative: padding); it reads `width` columns."""
+        """Where the next forward pass writes: rows from slot `first`, at these positions (negative: padding); it reads
+        `width` columns."""
         rows = position_BQ.shape[0]
         self._rows = torch.arange(first, first + rows, device=position_BQ.device)[:, None]
         self._columns = torch.where(position_BQ < 0, self.columns, position_BQ)
@@ -163,7 +169,9 @@ def _cache_class() -> type:
             super().__init__(layers=[])
             self.slots = slots
 
-        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        def update(
+            self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
             return self.slots.write(key_states, value_states, layer_idx)
 
         def get_seq_length(self, layer_idx: int = 0) -> int:

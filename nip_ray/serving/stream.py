@@ -1,7 +1,7 @@
 """Turning the tokens of a reply into text piece by piece.
 
-Decisions that matter here: a character whose bytes are not all there yet is held back, and so is what may be the beginning of a stop text.
-So what was passed on never has to be taken back, and all pieces together are the whole text.
+Decisions that matter here: a character whose bytes are not all there yet is held back, and so is what may be the
+beginning of a stop text. So what was passed on never has to be taken back, and all pieces together are the whole text.
 """
 
 from collections.abc import Callable, Sequence

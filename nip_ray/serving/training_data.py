@@ -4,11 +4,11 @@
     dpo:        {"input": {"messages": [...]}, "preferred_output": [message], "non_preferred_output": [message]}
 
 Decisions that matter here:
-- supervised learning is on what assistants say, and on nothing else: each assistant message, from the first token after its role marker to
-  the token that ends it, unless its weight is 0;
-- tokens are made by the same `ChatFormat` that answers, so a model learns in the form in which it will be asked. Where the template begins
-  each reply with reasoning, it learns to end that at once and to reply; there the last message of an example is learned alone, since
-  templates show earlier ones without;
+- supervised learning is on what assistants say, and on nothing else: each assistant message, from the first token after
+  its role marker to the token that ends it, unless its weight is 0;
+- tokens are made by the same `ChatFormat` that answers, so a model learns in the form in which it will be asked. Where
+  the template begins each reply with reasoning, it learns to end that at once and to reply; there the last message of
+  an example is learned alone, since templates show earlier ones without;
 - a chat that is too long loses its middle, as a prompt does.
 """
 
@@ -30,7 +30,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Example:
-    """One line. supervised: `messages` alone. dpo: `messages` is the input, `preferred` and `rejected` are what was said to it."""
+    """One line. supervised: `messages` alone. dpo: `messages` is the input, `preferred` and `rejected` are what was
+    said to it."""
 
     messages: list[dict[str, Any]]
     preferred: str = ""
@@ -48,7 +49,9 @@ def parse_examples(data: bytes, method: Method) -> list[Example]:
                 examples.append(_example(read, method))
             except UnicodeEncodeError as error:
                 half = ascii(error.object[error.start]).strip("'")
-                raise UserError(f"training data: line {number} holds {half}, half of a surrogate pair; write whole characters") from None
+                raise UserError(
+                    f"training data: line {number} holds {half}, half of a surrogate pair; write whole characters"
+                ) from None
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
                 raise UserError(f"training data: line {number} is not of the form for {method}: {reason}") from None
@@ -72,7 +75,8 @@ def supervised_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
 def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[str, list[int]]]:
     """For each example `prompt_ids`, `chosen_ids` and `rejected_ids`, each output with the token that ends it.
 
-    Pairs whose outputs are the same, or became so by the cut, teach nothing and are left out. Raises UserError where none is left.
+    Pairs whose outputs are the same, or became so by the cut, teach nothing and are left out. Raises UserError where
+    none is left.
     """
     rows, num_cut = [], 0
     for example in examples:
@@ -84,9 +88,15 @@ def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
         num_cut += len(prompt) > max(room, 1)
         rows.append({"prompt_ids": chat.cut(prompt, max(room, 1)), "chosen_ids": chosen, "rejected_ids": rejected})
     if not rows:
-        raise UserError(f"training data: both outputs of every pair are the same in a context of {chat.context} tokens, raise max_length")
+        raise UserError(
+            f"training data: both outputs of every pair are the same in a context of {chat.context} tokens, raise"
+            " max_length"
+        )
     if equal := len(examples) - len(rows):
-        say(f"warning: {equal} of {len(examples)} pairs are left out: both outputs are the same in a context of {chat.context} tokens")
+        say(
+            f"warning: {equal} of {len(examples)} pairs are left out: both outputs are the same in a context of"
+            f" {chat.context} tokens"
+        )
     _warn_of_cut(num_cut, len(rows), chat)
     return rows
 
@@ -94,7 +104,10 @@ def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
 def _warn_of_cut(num_cut: int, count: int, chat: ChatFormat) -> None:
     """Warn of examples that lost their middle."""
     if num_cut:
-        say(f"warning: {num_cut} of {count} examples are longer than the context of {chat.context} tokens and lose their middle")
+        say(
+            f"warning: {num_cut} of {count} examples are longer than the context of {chat.context} tokens and lose"
+            " their middle"
+        )
 
 
 def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list[int], list[bool]]:
@@ -122,7 +135,9 @@ def _example(line: Any, method: Method) -> Example:
         if not any(message["role"] == "assistant" and message.get("weight", 1) != 0 for message in messages):
             raise ValueError("no message in it is by an assistant (with a weight other than 0)")
         return Example(messages)
-    return Example(_messages(line["input"]["messages"]), _output(line["preferred_output"]), _output(line["non_preferred_output"]))
+    return Example(
+        _messages(line["input"]["messages"]), _output(line["preferred_output"]), _output(line["non_preferred_output"])
+    )
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:

@@ -1,10 +1,14 @@
-"""The model called `words`: a small untrained decoder each of whose tokens is a word of the scenario, to be trained here from nothing.
+"""The model called `words`: a small untrained decoder each of whose tokens is a word of the scenario, to be trained
+here from nothing.
 
 Decisions that matter here:
-- the scenario lists its words (`LanguageScenario.words`); text is split at spaces, and any other word is read as one that is unknown;
-- a chat costs a token for each message besides its words: the mark of its role, or the end of a reply, which the model has to learn. A
-  reply follows at once upon what was heard last, and not upon a mark of its own: so small models learn to compare words much faster;
-- it is a Llama in the Hugging Face form, as the default model is, so whatever reads, serves or trains that one does so with this one.
+- the scenario lists its words (`LanguageScenario.words`); text is split at spaces, and any other word is read as one
+  that is unknown;
+- a chat costs a token for each message besides its words: the mark of its role, or the end of a reply, which the model
+  has to learn. A reply follows at once upon what was heard last, and not upon a mark of its own: so small models learn
+  to compare words much faster;
+- it is a Llama in the Hugging Face form, as the default model is, so whatever reads, serves or trains that one does so
+  with this one.
 """
 
 from collections.abc import Sequence

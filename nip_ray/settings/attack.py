@@ -1,4 +1,5 @@
-"""How a finished verifier is attacked: which adversarial provers are trained against it, for how long, and what it is asked as."""
+"""How a finished verifier is attacked: which adversarial provers are trained against it, for how long, and what it is
+asked as."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,24 +9,31 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """Best responses to a frozen verifier: provers trained by PPO on training instances of one label, and scripts beside them."""
+    """Best responses to a frozen verifier: provers trained by PPO on training instances of one label, and scripts
+    beside them."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    enabled: bool = option(False, "At the end of every run (the command line's `evaluate --attack` does it at any time).")
+    enabled: bool = option(
+        False, "At the end of every run (the command line's `evaluate --attack` does it at any time)."
+    )
     goals: tuple[Literal["soundness", "completeness"], ...] | None = option(
         None,
-        "What is attacked: the rejection of false claims, the acceptance of true ones (none: whichever some prover is paid to prevent).",
+        "What is attacked: the rejection of false claims, the acceptance of true ones (none: whichever some prover is"
+        " paid to prevent).",
         min_length=1,
     )
     max_soundness_error: float | None = option(
         0.05,
-        "Soundness counts as shown where the upper end of the soundness error's interval is at most this (none: it is only reported).",
+        "Soundness counts as shown where the upper end of the soundness error's interval is at most this (none: it is"
+        " only reported).",
         ge=0,
         le=1,
     )
     verifier: Literal["greedy", "sampled"] = option(
-        "greedy", "The verifier that is measured: its most likely actions, or sampled ones. Attackers always train against the latter."
+        "greedy",
+        "The verifier that is measured: its most likely actions, or sampled ones. Attackers always train against the"
+        " latter.",
     )
     seeds: int = option(2, "Attackers trained for each size, each with first weights and instances of its own.", ge=1)
     sizes: tuple[Literal[1, 2, 4, 8], ...] = option(
@@ -35,13 +43,14 @@ class AttackSettings:
     iterations: int = option(25, "Iterations of play and learning of each attacker.", ge=1)
     extensions: int = option(
         0,
-        "Train each attacker `iterations` more while that fools more of the instances kept back, at most so often (0: never).",
+        "Train each attacker `iterations` more while that fools more of the instances kept back, at most so often (0:"
+        " never).",
         ge=0,
     )
     search: int = option(
         256,
-        "The best attacker also searches: about each instance it tries up to so many dialogues with the frozen verifier before it speaks "
-        "(0: it does not).",
+        "The best attacker also searches: about each instance it tries up to so many dialogues with the frozen verifier"
+        " before it speaks (0: it does not).",
         ge=0,
     )
     copies: int = option(256, "Episodes that an attacker plays in an iteration.", ge=2)
@@ -50,25 +59,38 @@ class AttackSettings:
     minibatch_size: int = option(128, "Turns in a minibatch.", ge=1)
     entropy_coefficient: float = option(0.01, "Weight of the entropy bonus.", ge=0)
     selection_instances: int = option(
-        300, "Training instances kept back, of each label, on which the attacker that counts is chosen (at most half of them).", ge=1
+        300,
+        "Training instances kept back, of each label, on which the attacker that counts is chosen (at most half of"
+        " them).",
+        ge=1,
     )
-    max_instances: int | None = option(None, "Measure on at most so many held-out instances of a label (none: all).", ge=1)
+    max_instances: int | None = option(
+        None, "Measure on at most so many held-out instances of a label (none: all).", ge=1
+    )
     max_nodes: int = option(
         200_000,
-        "Compute the worst case over all messages where the dialogues of all instances have at most so many beginnings (0: never).",
+        "Compute the worst case over all messages where the dialogues of all instances have at most so many beginnings"
+        " (0: never).",
         ge=0,
     )
     text_iterations: int | None = option(
         None,
-        "Iterations of a language model's attack: samplings with a fine-tuning of the prover between each two of them (none: 4; 1: the "
-        "prover as it is); on a run of policy gradient, iterations of that (none: 50).",
+        "Iterations of a language model's attack: samplings with a fine-tuning of the prover between each two of them"
+        " (none: 4; 1: the prover as it is); on a run of policy gradient, iterations of that (none: 50).",
         ge=1,
     )
     text_best_of: int = option(
-        1, "Language models: hold up to so many dialogues about each held-out item, until one fools the verifier (1: no such attack).", ge=1
+        1,
+        "Language models: hold up to so many dialogues about each held-out item, until one fools the verifier (1: no"
+        " such attack).",
+        ge=1,
     )
     text_prompts: tuple[str, ...] = option(
-        (), "Language models: instructions to the prover to be tried on training items; the best one is used on the held-out ones."
+        (),
+        "Language models: instructions to the prover to be tried on training items; the best one is used on the"
+        " held-out ones.",
     )
-    text_proposed_prompts: int = option(0, "Language models: how many further instructions the prover's own model is asked for.", ge=0)
+    text_proposed_prompts: int = option(
+        0, "Language models: how many further instructions the prover's own model is asked for.", ge=0
+    )
     text_prompt_items: int = option(20, "Language models: training items on which each instruction is tried.", ge=1)

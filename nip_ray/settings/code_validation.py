@@ -19,9 +19,12 @@ class CodeDataSettings:
 
     source: Literal["built_in", "apps", "buggy_apps"] = option(
         "built_in",
-        "Those that ship with this package, or APPS (correct solutions only) or buggy-APPS (columns of the published data sets).",
+        "Those that ship with this package, or APPS (correct solutions only) or buggy-APPS (columns of the published"
+        " data sets).",
     )
-    train: str | None = option(None, "A .jsonl or .parquet file of training items (none: as source says).", meaning=FILE)
+    train: str | None = option(
+        None, "A .jsonl or .parquet file of training items (none: as source says).", meaning=FILE
+    )
     test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: as source says).", meaning=FILE)
     num_train: int = option(1000, "Training items; of files and of the hub the most to take.", ge=2)
     num_test: int = option(200, "Held-out items, likewise.", ge=2)
@@ -37,7 +40,8 @@ class CodeDataSettings:
                 continue
             if not Path(path).is_file():
                 hint = (
-                    "put it there, or in a new run leave the key out for built-in items or write them with `nip-ray data code-validation`"
+                    "put it there, or in a new run leave the key out for built-in items or write them with `nip-ray"
+                    " data code-validation`"
                 )
                 yield f"{split}: {path}: no such file, {hint}"
             elif Path(path).suffix not in (".jsonl", ".parquet"):
@@ -56,17 +60,26 @@ class CodeValidationSettings:
 
     name: Literal["code_validation"] = option("code_validation", "Code validation.")
     data: CodeDataSettings = option(CodeDataSettings, "Where the items come from.")
-    prompts: str | None = option(None, "A folder of prompt templates laid over those of the package (none: the package's).", meaning=FILE)
+    prompts: str | None = option(
+        None, "A folder of prompt templates laid over those of the package (none: the package's).", meaning=FILE
+    )
     prompt_version: int = option(1, "Version of the package's prompts.", ge=1)
     verdict_scale: Literal["accept_reject", "one_to_seven", "percent"] = option(
-        "accept_reject", "How the verifier states its verdict: accept or reject, 1 to 7, or 0 to 100; see protocol.verifier_scoring."
+        "accept_reject",
+        "How the verifier states its verdict: accept or reject, 1 to 7, or 0 to 100; see protocol.verifier_scoring.",
     )
     decision_format: Literal["text", "json"] = option(
-        "text", "How the verifier replies: in lines of text, or in JSON that the provider holds to a schema (openai and local)."
+        "text",
+        "How the verifier replies: in lines of text, or in JSON that the provider holds to a schema (openai and"
+        " local).",
     )
-    randomize_prover_stance: bool = option(False, "Each item has its own stance for a single prover (and those of mnip), by a hash.")
+    randomize_prover_stance: bool = option(
+        False, "Each item has its own stance for a single prover (and those of mnip), by a hash."
+    )
     randomize_channel_order: bool = option(True, "The verifier reads two provers' channels in a seeded random order.")
-    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
+    agents: dict[str, LanguageAgentSettings] = option(
+        dict, "Settings by agent name; `_default` stands for all that are not named."
+    )
 
     def faults(self) -> Iterator[str]:
         """A folder of prompts that is not there."""

@@ -14,7 +14,10 @@ USED_BY_KIND: dict[str, tuple[str, ...]] = {
     "inverse": ("rate",),
 }
 """What each kind of schedule needs besides `initial`."""
-_KIND = "Its course: initial throughout; in `steps` equal steps to final; by the factor `rate` towards final; rate / (t + rate / initial)."
+_KIND = (
+    "Its course: initial throughout; in `steps` equal steps to final; by the factor `rate` towards final; rate / (t +"
+    " rate / initial)."
+)
 _RATE = "Factor per step of the distance to final (exponential, at most 1), numerator (inverse)."
 _STEPS = "Gradient steps after which it is final (linear)."
 
@@ -94,10 +97,13 @@ class DQNRoleSettings:
     adam_epsilon: float = option(1e-8, "Added to the root of Adam's mean squared gradient (adam).", gt=0)
     weight_decay: float = option(0.0, "Share of each weight that is added to its gradient.", ge=0)
     exploration: ExplorationRate = option(ExplorationRate, "Share of random moves in roll-outs for this role.")
-    target_interval: int = option(1000, "Steps between two updates of the target network (1: at every step, for Polyak averages).", ge=1)
+    target_interval: int = option(
+        1000, "Steps between two updates of the target network (1: at every step, for Polyak averages).", ge=1
+    )
     target_tau: float = option(
         1.0,
-        "How far an update moves the target network to the trained one (1: a copy, small and at every step: a Polyak average).",
+        "How far an update moves the target network to the trained one (1: a copy, small and at every step: a Polyak"
+        " average).",
         gt=0,
         le=1,
     )
@@ -117,28 +123,48 @@ class DQNSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["dqn"] = option("dqn", "The learning rule: deep Q-learning.")
-    steps_per_iteration: int = option(1000, "Steps in an iteration; in each, every trained role takes one gradient step.", ge=1)
-    trained_roles: tuple[str, ...] = option((), "Who is trained, in the order of their gradient steps (none: all that learn).")
-    double: bool = option(True, "Let the trained network choose the move whose target value is taken (false: the target network itself).")
+    steps_per_iteration: int = option(
+        1000, "Steps in an iteration; in each, every trained role takes one gradient step.", ge=1
+    )
+    trained_roles: tuple[str, ...] = option(
+        (), "Who is trained, in the order of their gradient steps (none: all that learn)."
+    )
+    double: bool = option(
+        True, "Let the trained network choose the move whose target value is taken (false: the target network itself)."
+    )
     dueling: bool = option(False, "Value and advantages as two heads, whose sum is Q.")
     n_step: int = option(1, "Own moves whose rewards are summed before a value takes over.", ge=1)
-    bootstrap_cutoffs: bool = option(True, "Copies that run out of rounds continue in value (false: running out is an end, worth nothing).")
+    bootstrap_cutoffs: bool = option(
+        True, "Copies that run out of rounds continue in value (false: running out is an end, worth nothing)."
+    )
     loss: Literal["smooth_l1", "l2"] = option("smooth_l1", "Distance between value and target; l2 is half the square.")
     loss_beta: float = option(1.0, "Where smooth_l1 turns from a square into a straight line.", gt=0)
     max_grad_norm: float | None = option(10.0, "Largest gradient norm of a role (none: no clipping).", gt=0)
     precision: Literal["float32", "bfloat16"] = option(
         "float32",
-        "Numbers of the matrix products in a gradient step; bfloat16 is faster where a processor or GPU has instructions for it. Weights, "
-        "losses and optimizers keep float32.",
+        "Numbers of the matrix products in a gradient step; bfloat16 is faster where a processor or GPU has"
+        " instructions for it. Weights, losses and optimizers keep float32.",
     )
     buffer_size: int = option(100_000, "Transitions kept for each role; the oldest make room.", ge=1)
-    buffer_device: Literal["cpu", "learner"] = option("learner", "Where they lie: in main memory, or where the gradients are computed.")
-    save_buffer: bool = option(True, "Keep them in checkpoints (false: a resumed run fills its buffers again, and differs).")
+    buffer_device: Literal["cpu", "learner"] = option(
+        "learner", "Where they lie: in main memory, or where the gradients are computed."
+    )
+    save_buffer: bool = option(
+        True, "Keep them in checkpoints (false: a resumed run fills its buffers again, and differs)."
+    )
     warm_up: int = option(256, "Transitions that a role's buffer holds before its first gradient step.", ge=1)
-    prioritised: bool = option(False, "Replay transitions in proportion to how wrong their values were (false: all alike).")
-    priority_exponent: float = option(0.6, "How much that counts: 0 all alike, 1 in proportion (prioritised).", ge=0, le=1)
-    importance: ImportanceExponent = option(ImportanceExponent, "Exponent of the weights that correct for it (prioritised).")
-    roles: dict[str, DQNRoleSettings] = option(dict, "Role -> what it has of its own; `_default` serves the roles not named.")
+    prioritised: bool = option(
+        False, "Replay transitions in proportion to how wrong their values were (false: all alike)."
+    )
+    priority_exponent: float = option(
+        0.6, "How much that counts: 0 all alike, 1 in proportion (prioritised).", ge=0, le=1
+    )
+    importance: ImportanceExponent = option(
+        ImportanceExponent, "Exponent of the weights that correct for it (prioritised)."
+    )
+    roles: dict[str, DQNRoleSettings] = option(
+        dict, "Role -> what it has of its own; `_default` serves the roles not named."
+    )
 
     def faults(self) -> Iterator[str]:
         """Sizes that do not fit, roles that are named twice, and settings without an effect."""

@@ -1,8 +1,9 @@
-"""What a runner file says: an environment, the learners that share its copies, the driver that steps them, what is kept.
+"""What a runner file says: an environment, the learners that share its copies, the driver that steps them, what is
+kept.
 
 Decisions that matter here:
-- there are two kinds of environment, a Gymnasium one and an experiment of ours. What an experiment plays, and how its agents learn, stands
-  in its own config file; a runner file names that and says what is changed.
+- there are two kinds of environment, a Gymnasium one and an experiment of ours. What an experiment plays, and how its
+  agents learn, stands in its own config file; a runner file names that and says what is changed.
 """
 
 from dataclasses import dataclass
@@ -21,13 +22,19 @@ class EnvironmentSettings:
     id: str = option("CartPole-v1", "Name under which Gymnasium knows the environment.", min_length=1)
     num_copies: int = option(16, "Copies that are stepped together.", ge=1)
     vectorization: Literal["auto", "sync", "async", "vector_entry_point"] = option(
-        "auto", "How copies are made one: the environment's own vector form (auto: where it has one), a loop, or a process each."
+        "auto",
+        "How copies are made one: the environment's own vector form (auto: where it has one), a loop, or a process"
+        " each.",
     )
     autoreset: Literal["next_step", "same_step", "disabled"] = option(
-        "next_step", "When a copy whose episode has ended begins again: in the step after, in the same step, or when the driver says so."
+        "next_step",
+        "When a copy whose episode has ended begins again: in the step after, in the same step, or when the driver"
+        " says so.",
     )
     shared: bool = option(
-        False, "Make one environment of all copies, which learners share (a simulator that cannot be split); else each has its own."
+        False,
+        "Make one environment of all copies, which learners share (a simulator that cannot be split); else each has its"
+        " own.",
     )
     options: dict[str, bool | int | float | str | list[Any]] = option(dict, "Arguments of the environment itself.")
 
@@ -57,7 +64,8 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class PPOAgentSettings:
-    """Proximal policy optimisation for discrete and continuous actions. An update follows every `rollouts` timesteps."""
+    """Proximal policy optimisation for discrete and continuous actions. An update follows every `rollouts`
+    timesteps."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -74,7 +82,9 @@ class PPOAgentSettings:
     critic_coefficient: float = option(0.5, "Weight of the value loss (squared distance).", ge=0)
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     max_grad_norm: float | None = option(0.5, "Largest gradient norm (none: no clipping).", gt=0)
-    kl_threshold: float | None = option(None, "Leave the rest of an update out beyond this KL divergence (none: never).", gt=0)
+    kl_threshold: float | None = option(
+        None, "Leave the rest of an update out beyond this KL divergence (none: never).", gt=0
+    )
     kl_target: float | None = option(
         None, "Move the learning rate after each update so that the KL divergence stays near this (none: do not).", gt=0
     )
@@ -122,7 +132,9 @@ class ExperimentAgentSettings:
 
     name: Literal["experiment"] = option("experiment", "As the environment's config says.")
     changes: tuple[str, ...] = option(
-        (), "What this learner has of its own, each as a.b=c: algorithm, schedules, scenario.agents, initial_weights, pretraining."
+        (),
+        "What this learner has of its own, each as a.b=c: algorithm, schedules, scenario.agents, initial_weights,"
+        " pretraining.",
     )
 
 
@@ -139,7 +151,9 @@ class LearnerSettings:
         PPOAgentSettings, "How it acts and learns (in an experiment: as its config says)."
     )
     network: NetworkSettings = option(NetworkSettings, "Of each of its networks.")
-    scope: int | None = option(None, "Copies that are its own (none, for all learners: equal shares, the remainder to the last).", ge=1)
+    scope: int | None = option(
+        None, "Copies that are its own (none, for all learners: equal shares, the remainder to the last).", ge=1
+    )
 
 
 @dataclass(frozen=True)
@@ -154,7 +168,9 @@ class DriverSettings:
     render_interval: int = option(1, "Timesteps between two pictures.", ge=1)
     progress_bar: bool = option(True, "Show one, where there is a terminal.")
     close_environment_at_exit: bool = option(True, "Close the environment when the process ends, however it does.")
-    environment_info: str = option("episode", "Mapping within an environment's infos whose single numbers are tracked.", min_length=1)
+    environment_info: str = option(
+        "episode", "Mapping within an environment's infos whose single numbers are tracked.", min_length=1
+    )
     stochastic_evaluation: bool = option(False, "Evaluate with sampled actions instead of the most likely ones.")
     threads_per_learner: int = option(1, "Processor threads of each learner of the parallel driver.", ge=1)
 
@@ -177,8 +193,12 @@ class RunnerExperimentSettings:
 
     name: str = option("runner", "Name of the run.", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     storage_path: str = option("runs", "Folder in which the run's own folder NAME-seedSEED is made.", min_length=1)
-    write_interval: int | None = option(None, "Timesteps between two rows of metrics (none: a hundredth of all, 0: never).", ge=0)
-    checkpoint_interval: int | None = option(None, "Timesteps between two checkpoints (none: a tenth of all, 0: at the end alone).", ge=0)
+    write_interval: int | None = option(
+        None, "Timesteps between two rows of metrics (none: a hundredth of all, 0: never).", ge=0
+    )
+    checkpoint_interval: int | None = option(
+        None, "Timesteps between two checkpoints (none: a tenth of all, 0: at the end alone).", ge=0
+    )
     keep_checkpoints: int | None = option(None, "The newest so many are kept (none: all).", ge=1)
 
 
@@ -190,7 +210,11 @@ class RunnerSettings:
 
     seed: int = option(0, "Of every random draw.", ge=0)
     environment: EnvironmentSettings | ExperimentEnvironmentSettings = option(EnvironmentSettings, "What is played.")
-    learners: tuple[LearnerSettings, ...] = option(lambda: (LearnerSettings(),), "Who plays and learns; each sees its own copies alone.")
+    learners: tuple[LearnerSettings, ...] = option(
+        lambda: (LearnerSettings(),), "Who plays and learns; each sees its own copies alone."
+    )
     driver: DriverSettings = option(DriverSettings, "Who steps them.", meaning=RESUMABLE)
-    evaluation: RunnerEvaluationSettings = option(RunnerEvaluationSettings, "The figures at the end.", meaning=RESUMABLE)
+    evaluation: RunnerEvaluationSettings = option(
+        RunnerEvaluationSettings, "The figures at the end.", meaning=RESUMABLE
+    )
     experiment: RunnerExperimentSettings = option(RunnerExperimentSettings, "What is kept.", meaning=RESUMABLE)

@@ -9,13 +9,16 @@ from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
 
 @dataclass(frozen=True)
 class MessageRegressionSettings:
-    """At each evaluation, and for each agent, a perceptron that reads the label off the first message that the agent sends."""
+    """At each evaluation, and for each agent, a perceptron that reads the label off the first message that the agent
+    sends."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     enabled: bool = option(False, "Whether it is done.")
     agents: tuple[str, ...] | None = option(None, "Whose messages are read (none: everyone's).")
-    num_epochs: int = option(10, "Passes over the messages that it learns from; few messages, or a subtle code, need more.", ge=1)
+    num_epochs: int = option(
+        10, "Passes over the messages that it learns from; few messages, or a subtle code, need more.", ge=1
+    )
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,20 @@ class PlaySettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    num_copies: int = option(256, "Copies of the protocol played at once by each env runner, to their end, in every iteration.", ge=1)
+    num_copies: int = option(
+        256, "Copies of the protocol played at once by each env runner, to their end, in every iteration.", ge=1
+    )
     num_env_runners: int = option(0, "Remote env runners (0: play in the main process).", ge=0)
     num_cpus_per_env_runner: float = option(1, "CPUs that Ray reserves for each remote env runner.", ge=0, meaning=FREE)
-    num_gpus_per_env_runner: float = option(0, "GPUs, or a share of one, for each remote env runner.", ge=0, meaning=FREE)
+    num_gpus_per_env_runner: float = option(
+        0, "GPUs, or a share of one, for each remote env runner.", ge=0, meaning=FREE
+    )
     max_staleness: int = option(
-        0, "Iterations of learning that the weights that play may lag behind: 1 plays the next iteration while learners learn.", ge=0, le=1
+        0,
+        "Iterations of learning that the weights that play may lag behind: 1 plays the next iteration while learners"
+        " learn.",
+        ge=0,
+        le=1,
     )
 
 
@@ -39,7 +50,9 @@ class LearnerSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    num_learners: int = option(0, "Remote learners, each on its share of the copies (0: learn in the main process).", ge=0)
+    num_learners: int = option(
+        0, "Remote learners, each on its share of the copies (0: learn in the main process).", ge=0
+    )
     num_cpus_per_learner: float = option(1, "CPUs that Ray reserves for each remote learner.", ge=0)
     num_gpus_per_learner: float = option(0, "GPUs for each learner; with num_learners 0, for the main process.", ge=0)
 
@@ -57,11 +70,13 @@ class EvaluationSettings:
     num_transcripts: int = option(20, "Episodes written out at each evaluation.", ge=0)
     solo_run: str | None = option(
         None,
-        "Folder of a finished run of the same verifier alone on the same data: `solo_baseline` is its accuracy where that is above the "
-        "fitted classifier's (graph isomorphism; none: the fitted classifier's alone).",
+        "Folder of a finished run of the same verifier alone on the same data: `solo_baseline` is its accuracy where"
+        " that is above the fitted classifier's (graph isomorphism; none: the fitted classifier's alone).",
         meaning=FILE,
     )
-    message_regression: MessageRegressionSettings = option(MessageRegressionSettings, "What agents' first messages say of the label.")
+    message_regression: MessageRegressionSettings = option(
+        MessageRegressionSettings, "What agents' first messages say of the label."
+    )
     worst_case_episodes: int = option(
         5, "Episodes for each held-out instance, of which the final evaluation counts the worst (0: none).", ge=0
     )
@@ -90,17 +105,24 @@ class RuntimeSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     num_threads: int | None = option(
-        None, "Torch threads of the main process (none: $OMP_NUM_THREADS, else as many as it has cores, at most 8).", ge=1
+        None,
+        "Torch threads of the main process (none: $OMP_NUM_THREADS, else as many as it has cores, at most 8).",
+        ge=1,
     )
-    ray_address: str | None = option(None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one where remote workers are asked for).")
-    ray_num_cpus: int | None = option(None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1)
+    ray_address: str | None = option(
+        None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one where remote workers are asked for)."
+    )
+    ray_num_cpus: int | None = option(
+        None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1
+    )
     num_cpus: float = option(1, "CPUs that Ray reserves for the main process of a trial of a sweep.", gt=0)
     autoscaling: bool = option(False, "The cluster grows on demand: do not refuse what does not fit it yet.")
 
 
 @dataclass(frozen=True)
 class FaultToleranceSettings:
-    """How often, and for how long, a run continues after losing a process. A fault that repeats itself ends it in seconds."""
+    """How often, and for how long, a run continues after losing a process. A fault that repeats itself ends it in
+    seconds."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -110,12 +132,17 @@ class FaultToleranceSettings:
     )
     hang_timeout_s: float = option(
         120.0,
-        "Seconds after which an env runner or a learner that does not answer, or a trial that gives no sign of life, counts as lost; for "
-        "runners and learners five times the median iteration where that is longer, and ten times as many before the first one is over.",
+        "Seconds after which an env runner or a learner that does not answer, or a trial that gives no sign of life,"
+        " counts as lost; for runners and learners five times the median iteration where that is longer, and ten times"
+        " as many before the first one is over.",
         gt=0,
     )
-    sample_timeout_s: float = option(600.0, "The most seconds that an env runner may take to answer, however long iterations are.", gt=0)
-    max_learner_failures: int = option(3, "Times that a run continues from its newest checkpoint after losing a learner.", ge=0)
+    sample_timeout_s: float = option(
+        600.0, "The most seconds that an env runner may take to answer, however long iterations are.", gt=0
+    )
+    max_learner_failures: int = option(
+        3, "Times that a run continues from its newest checkpoint after losing a learner.", ge=0
+    )
 
 
 @dataclass(frozen=True)

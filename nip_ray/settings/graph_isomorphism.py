@@ -25,14 +25,20 @@ class GraphDataSettings:
         None, "File of training pairs (.npz of ours, the published data.pt, or a plain .npz); none: made.", meaning=FILE
     )
     test: str | None = option(None, "File of held-out pairs, likewise.", meaning=FILE)
-    num_train: int | None = option(None, "Training pairs: how many to make (none: 10000), or a balanced truncation of the file.", ge=2)
+    num_train: int | None = option(
+        None, "Training pairs: how many to make (none: 10000), or a balanced truncation of the file.", ge=2
+    )
     num_test: int | None = option(None, "Held-out pairs, likewise (none: 1000 where they are made).", ge=2)
     seed: int = option(0, "Seed of what is made and of truncations.", ge=0)
     graph_sizes: tuple[int, ...] = option((7, 8, 9, 10, 11), "Numbers of nodes of made graphs.", min_length=1)
     edge_probabilities: tuple[float, ...] = option((0.2, 0.4, 0.6, 0.8), "Their densities.", min_length=1)
-    non_iso_prop_score_1: float = option(0.1, "Share of made non-isomorphic pairs that one refinement round tells apart.", ge=0, le=1)
+    non_iso_prop_score_1: float = option(
+        0.1, "Share of made non-isomorphic pairs that one refinement round tells apart.", ge=0, le=1
+    )
     non_iso_prop_score_2: float = option(0.2, "Share that needs two rounds; the rest needs more.", ge=0, le=1)
-    min_wl_score: int | None = option(None, "Keep only training negatives with at least this Weisfeiler-Leman score (a curriculum).", ge=1)
+    min_wl_score: int | None = option(
+        None, "Keep only training negatives with at least this Weisfeiler-Leman score (a curriculum).", ge=1
+    )
 
     def faults(self) -> Iterator[str]:
         """Files that are missing, or the same for both splits, and pairs that cannot be made."""
@@ -40,7 +46,8 @@ class GraphDataSettings:
             path = getattr(self, split)
             if path is not None and not Path(path).exists():
                 hint = (
-                    "put it there, or in a new run leave the key out to make the pairs or write them with `nip-ray data graph-isomorphism`"
+                    "put it there, or in a new run leave the key out to make the pairs or write them with `nip-ray data"
+                    " graph-isomorphism`"
                 )
                 yield f"{split}: {path}: no such file, {hint}"
         if self.train is not None and self.test is not None and Path(self.train).resolve() == Path(self.test).resolve():
@@ -64,8 +71,8 @@ class GraphDataSettings:
         smallest = min(self.graph_sizes)
         if 2 <= smallest < _SMALLEST_WITH_SCORE_3 and both < 1 - _TINY:
             yield (
-                f"graph_sizes: got {smallest}, but no pair with score 3 or more has fewer than {_SMALLEST_WITH_SCORE_3} nodes, "
-                "use larger graphs or let non_iso_prop_score_1 and non_iso_prop_score_2 add up to 1"
+                f"graph_sizes: got {smallest}, but no pair with score 3 or more has fewer than {_SMALLEST_WITH_SCORE_3}"
+                " nodes, use larger graphs or let non_iso_prop_score_1 and non_iso_prop_score_2 add up to 1"
             )
         if self.min_wl_score is None or self.train is not None:
             return
@@ -79,7 +86,8 @@ class GraphAgentSettings(HeadSettings):
     """Networks of one agent in graph isomorphism; the defaults are the published library's."""
 
     kind: Literal["learned", "random", "manual"] = option(
-        "learned", "Learned networks, a uniform random agent, or the hand-made architecture (nip protocol only, never trained)."
+        "learned",
+        "Learned networks, a uniform random agent, or the hand-made architecture (nip protocol only, never trained).",
     )
     num_gnn_layers: int = option(5, "Message-passing layers.", ge=0)
     d_gnn: int = option(16, "Width of a node's representation in the graph network.", ge=1)
@@ -92,17 +100,22 @@ class GraphAgentSettings(HeadSettings):
     transformer_dropout: float = option(0.0, "Dropout in the transformer, in training only.", ge=0, lt=1)
     noise_sigma: float = option(0.0, "Relative noise on pooled graph representations, in training only.", ge=0)
     use_batch_norm: bool = option(True, "Batch-normalise pooled graph representations.")
-    use_pair_invariant_pooling: bool = option(True, "Replace pooled (u, w) by their mean and half their absolute difference.")
+    use_pair_invariant_pooling: bool = option(
+        True, "Replace pooled (u, w) by their mean and half their absolute difference."
+    )
     d_node_selector: int = option(16, "Hidden width of the head that chooses a node.", ge=1)
     history_initialisation: Literal["independent", "shared", "unmarked"] = option(
         "independent",
-        "At the start a node that was named looks different by round (independent, as published), the same in all (shared), "
-        "or like any other node (unmarked).",
+        "At the start a node that was named looks different by round (independent, as published), the same in all"
+        " (shared), or like any other node (unmarked).",
     )
-    input_bias: float = option(0.0, "Length of the random vector that every node starts with, before anything is said.", ge=0)
+    input_bias: float = option(
+        0.0, "Length of the random vector that every node starts with, before anything is said.", ge=0
+    )
     attention_initialisation: Literal["independent", "tied"] = option(
         "independent",
-        "At the start queries and keys are unrelated (independent, as published) or the same map (tied): like attends to like.",
+        "At the start queries and keys are unrelated (independent, as published) or the same map (tied): like attends"
+        " to like.",
     )
     gnn_lr_factor: LrFactors = option(LrFactors, "Further factors of its graph network.")
 
@@ -120,10 +133,13 @@ class GraphIsomorphismSettings:
 
     name: Literal["graph_isomorphism"] = option("graph_isomorphism", "The task.")
     data: GraphDataSettings = option(GraphDataSettings, "Where the pairs come from.")
-    agents: dict[str, GraphAgentSettings] = option(dict, "Agent -> its networks; `_default` serves the agents not named.")
+    agents: dict[str, GraphAgentSettings] = option(
+        dict, "Agent -> its networks; `_default` serves the agents not named."
+    )
     shared_body: bool = option(True, "Policy and value of an agent share a body.")
     central_critic: bool = option(
-        False, "The value sees the whole state, every channel and the label, in training alone (needs shared_body false)."
+        False,
+        "The value sees the whole state, every channel and the label, in training alone (needs shared_body false).",
     )
     message_size: int = option(1, "Nodes named at once in each channel.", ge=1)
     linear_symbols: int = option(0, "Size of a second, plain message alphabet (0: none).", ge=0)
@@ -132,8 +148,8 @@ class GraphIsomorphismSettings:
     )
     kernels: Literal["auto", "native", "torch"] = option(
         "auto",
-        "Run graph networks and pair attention on CPUs by kernels that are compiled on the machine where there is a C++ compiler (auto), "
-        "must be (native), or by torch's (torch): the same up to the rounding of sums.",
+        "Run graph networks and pair attention on CPUs by kernels that are compiled on the machine where there is a C++"
+        " compiler (auto), must be (native), or by torch's (torch): the same up to the rounding of sums.",
         meaning=RESUMABLE,
     )
     num_normalization_steps: int = option(1000, "Rounds of random play that these statistics are taken from.", ge=1)

@@ -1,4 +1,5 @@
-"""What the networks of agents in graph isomorphism and in image classification have in common: the heads, and how fast parts learn."""
+"""What the networks of agents in graph isomorphism and in image classification have in common: the heads, and how fast
+parts learn."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class LrFactors:
-    """Factors on the learning rate, for the parameters that the actor loss trains and for those that only the critic loss trains."""
+    """Factors on the learning rate, for the parameters that the actor loss trains and for those that only the critic
+    loss trains."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -25,7 +27,9 @@ class HeadSettings:
 
     kind: str = option("learned", "What plays.")
     channels: Literal["together", "apart"] = option(
-        "together", "Encode all channels that it reads at once, as published, or each apart by the same weights, weighed by learned gates."
+        "together",
+        "Encode all channels that it reads at once, as published, or each apart by the same weights, weighed by learned"
+        " gates.",
     )
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
     d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)

@@ -18,8 +18,11 @@ SCRIPTED: dict[str, tuple[str, ...]] = {
 }
 """Role -> the players without weights, by name."""
 THOM = {4: 4, 7: 19}
-"""Dimension -> number of points of the start that belongs to a Thom polynomial; see `nip_ray.scenarios.hironaka.thom`."""
-Script = Literal["random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky", "choose_first", "choose_last"]
+"""Dimension -> number of points of the start that belongs to a Thom polynomial; see
+`nip_ray.scenarios.hironaka.thom`."""
+Script = Literal[
+    "random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky", "choose_first", "choose_last"
+]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class HironakaLayer:
     kind: Literal["dense", "residual"] = option(
         "dense", "A linear map, or a residual block of two (where the width changes there is a third one around them)."
     )
-    norm: Literal["none", "batch", "layer"] = option("none", "What follows each linear map: nothing, a batch norm or a layer norm.")
+    norm: Literal["none", "batch", "layer"] = option(
+        "none", "What follows each linear map: nothing, a batch norm or a layer norm."
+    )
     repeat: int = option(1, "How many of them, one after the other.", ge=1)
 
 
@@ -44,19 +49,25 @@ class HironakaAgentSettings:
 
     kind: Literal["learned", "scripted"] = option("learned", "A network, or players without weights.")
     player: Script = option("random", "Which one (scripted).")
-    others: tuple[Script, ...] = option((), "Further ones: in each game one of all of them plays, drawn evenly (scripted).")
+    others: tuple[Script, ...] = option(
+        (), "Further ones: in each game one of all of them plays, drawn evenly (scripted)."
+    )
     view: Literal["scaled", "relative"] = option(
         "relative",
-        "What a network makes of the points: nothing, or places relative to the smallest and largest of each coordinate, and their "
-        "logarithms, in which small differences beside large numbers can still be seen.",
+        "What a network makes of the points: nothing, or places relative to the smallest and largest of each"
+        " coordinate, and their logarithms, in which small differences beside large numbers can still be seen.",
     )
     encoder: Literal["flat", "set"] = option(
-        "set", "Points one after the other in their order (flat), or one small network for each point and its surroundings, pooled (set)."
+        "set",
+        "Points one after the other in their order (flat), or one small network for each point and its surroundings,"
+        " pooled (set).",
     )
     point_width: int = option(64, "Width of the network for each point (set).", ge=1)
     width: int = option(128, "Width of the layers behind it.", ge=1)
     depth: int = option(2, "Number of these layers, each with a rectifier (0: linear heads).", ge=0)
-    layers: tuple[HironakaLayer, ...] = option((), "Other layers in their place, each with a rectifier (none: width and depth say it all).")
+    layers: tuple[HironakaLayer, ...] = option(
+        (), "Other layers in their place, each with a rectifier (none: width and depth say it all)."
+    )
     shared_body: bool = option(True, "Policy and value have encoder and layers in common.")
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
 
@@ -74,24 +85,30 @@ class HironakaSettings:
     dimension: int = option(3, "Coordinates of a point.", ge=2, le=MAX_DIMENSION)
     starts: Literal["random", "thom", "thom_homogeneous"] = option(
         "random",
-        "What games begin with: random points, or always the published points of a Thom polynomial (dimension 4 or 7), as they are or "
-        "made homogeneous.",
+        "What games begin with: random points, or always the published points of a Thom polynomial (dimension 4 or 7),"
+        " as they are or made homogeneous.",
     )
     max_points: int = option(20, "Points of a random start, and the most a game can have.", ge=2, le=MAX_POINTS)
     max_value: int = option(
-        19, "Largest coordinate of a random start; they are whole numbers from 0 to this, both included.", ge=1, le=2**20
+        19,
+        "Largest coordinate of a random start; they are whole numbers from 0 to this, both included.",
+        ge=1,
+        le=2**20,
     )
-    max_rounds: int = option(100, "A game that is not over after so many rounds is cut off (truncated, nobody has won).", ge=1)
+    max_rounds: int = option(
+        100, "A game that is not over after so many rounds is cut off (truncated, nobody has won).", ge=1
+    )
     polytope: Literal["minimal", "exact"] = option(
         "minimal",
-        "Which points stay after a move: those that no other point is below in every coordinate, or the vertices alone (slow, scipy).",
+        "Which points stay after a move: those that no other point is below in every coordinate, or the vertices alone"
+        " (slow, scipy).",
     )
     reduce_start: bool = option(True, "Reduce the points before the first move, too.")
     reposition: bool = option(False, "Move the points to the coordinate planes after each move.")
     scale_state: bool = option(
         False,
-        "Divide the points themselves by their largest coordinate, at the start and after each move, as the published code does: "
-        "rounding then decides which points are equal.",
+        "Divide the points themselves by their largest coordinate, at the start and after each move, as the published"
+        " code does: rounding then decides which points are equal.",
     )
     scale_observation: bool = option(True, "Players see points divided by the game's largest coordinate.")
     host_reward: Literal["win", "win_and_points"] = option(
@@ -99,12 +116,17 @@ class HironakaSettings:
     )
     agent_reward: Literal["lose", "lose_and_points", "survive"] = option(
         "lose",
-        "The agent's pay in a round: -1 if the game ends; with points also minus the number of points that went; or 1 if it continues.",
+        "The agent's pay in a round: -1 if the game ends; with points also minus the number of points that went; or 1"
+        " if it continues.",
     )
-    precision: Literal["single", "double"] = option("single", "Numbers of 24 or of 53 bits: whole numbers are exact up to that size.")
+    precision: Literal["single", "double"] = option(
+        "single", "Numbers of 24 or of 53 bits: whole numbers are exact up to that size."
+    )
     num_train: int = option(65_536, "Random starts to train on.", ge=1)
     num_test: int = option(512, "Random starts that are held out.", ge=1)
-    rho_games: int = option(200, "Games of each pair of players from which an evaluation takes games per round (0: none).", ge=0)
+    rho_games: int = option(
+        200, "Games of each pair of players from which an evaluation takes games per round (0: none).", ge=0
+    )
     agents: dict[str, HironakaAgentSettings] = option(dict, "Host and agent; `_default` serves the one not named.")
 
     def faults(self) -> Iterator[str]:
@@ -117,8 +139,8 @@ class HironakaSettings:
                 yield f"max_value: starts {self.starts} are no random numbers and have no use for it, leave it out"
         elif self.reduce_start and not _can_begin(self):
             yield (
-                f"max_points: got {self.max_points}, with max_value {self.max_value} almost every random start is over at once, "
-                "take fewer points or a larger max_value"
+                f"max_points: got {self.max_points}, with max_value {self.max_value} almost every random start is over"
+                " at once, take fewer points or a larger max_value"
             )
         defaults = HironakaAgentSettings()
         for source, agent in self.agents.items():
@@ -134,17 +156,23 @@ class HironakaSettings:
                 yield f"agents.{source}.point_width: counts with encoder set only, leave it out"
             for key in ("width", "depth"):
                 if agent.layers and getattr(agent, key) != getattr(defaults, key):
-                    yield f"agents.{source}.{key}: layers stands there too and takes its place, leave one of the two out"
+                    yield (
+                        f"agents.{source}.{key}: layers stands there too and takes its place, leave one of the two out"
+                    )
         for role in ROLES:
             source = role if role in self.agents else "_default"
             agent = self.agents.get(source, defaults)
             for key, name in [("player", agent.player), *(("others", name) for name in agent.others)]:
                 if agent.kind == "scripted" and name not in SCRIPTED[role]:
-                    yield f"agents.{source}.{key}: got {name}, which is no {role}, expected one of {', '.join(SCRIPTED[role])}"
+                    yield (
+                        f"agents.{source}.{key}: got {name}, which is no {role}, expected one of"
+                        f" {', '.join(SCRIPTED[role])}"
+                    )
 
 
 def _can_begin(settings: HironakaSettings, draws: int = 1000) -> bool:
-    """Return True if one of some random starts has no point that is below all others, so that its game is not over at once."""
+    """Return True if one of some random starts has no point that is below all others, so that its game is not over at
+    once."""
     draw, values = random.Random(0), range(settings.max_value + 1)
     for _ in range(draws):
         columns = [draw.choices(values, k=settings.max_points) for _ in range(settings.dimension)]

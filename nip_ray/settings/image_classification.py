@@ -11,9 +11,10 @@ from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A source in short. repository: on the hub, with its `subset` (None: embedded, or files alone). size: (channels, height, width),
-    None where the files say. num_classes likewise. image, label: its columns. pair: the classes of `select_two`. merge_seed: the seed
-    that `merge` permutes its classes by. With both, and the split of their own hub, they are the published library's."""
+    """A source in short. repository: on the hub, with its `subset` (None: embedded, or files alone). size: (channels,
+    height, width), None where the files say. num_classes likewise. image, label: its columns. pair: the classes of
+    `select_two`. merge_seed: the seed that `merge` permutes its classes by. With both, and the split of their own hub,
+    they are the published library's."""
 
     repository: str | None
     size: tuple[int, int, int] | None
@@ -40,34 +41,42 @@ SOURCES: dict[str, ImageSource] = {
 
 @dataclass(frozen=True)
 class ImageDataSettings:
-    """Images with classes, made into labels. Splits, labels and what balancing leaves out are functions of the seeds here alone."""
+    """Images with classes, made into labels. Splits, labels and what balancing leaves out are functions of the seeds
+    here alone."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     source: Literal["digits", "mnist", "fashion_mnist", "kmnist", "svhn", "cifar10", "cifar100", "files"] = option(
         "digits",
-        "digits: 1,797 images of 8 x 8 pixels that come with scikit-learn. files: parquet files of your own. The others come from the "
-        "Hugging Face hub (extra `hf`), or from parquet files of the same layout.",
+        "digits: 1,797 images of 8 x 8 pixels that come with scikit-learn. files: parquet files of your own. The others"
+        " come from the Hugging Face hub (extra `hf`), or from parquet files of the same layout.",
     )
-    train: str | None = option(None, "Parquet file, or folder of them, with the training images (none: from the source).", meaning=FILE)
+    train: str | None = option(
+        None, "Parquet file, or folder of them, with the training images (none: from the source).", meaning=FILE
+    )
     test: str | None = option(
         None,
-        "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of `train`).",
+        "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of"
+        " `train`).",
         meaning=FILE,
     )
-    num_train: int | None = option(None, "Keep so many training images, as many of each label where balanced (none: all).", ge=2)
+    num_train: int | None = option(
+        None, "Keep so many training images, as many of each label where balanced (none: all).", ge=2
+    )
     num_test: int | None = option(None, "Keep so many held-out images, likewise.", ge=2)
-    test_share: float = option(0.2, "Share that is held out where a source has no held-out images of its own.", gt=0, lt=1)
+    test_share: float = option(
+        0.2, "Share that is held out where a source has no held-out images of its own.", gt=0, lt=1
+    )
     seed: int = option(0, "Seed of splits and of which images are left out.", ge=0)
     binarisation: Literal["merge", "select_two", "random", "classes"] = option(
         "merge",
-        "How classes become labels: half of the classes against the other half, one class against another, by chance, or each has its own, "
-        "as many as protocol.verdicts.",
+        "How classes become labels: half of the classes against the other half, one class against another, by chance,"
+        " or each has its own, as many as protocol.verdicts.",
     )
     selected_classes: tuple[int, ...] | None = option(
         None,
-        "The two classes of select_two, the first of which gets label 0 (none: 3 and 5 of cifar10, otherwise 0 and 1); those of classes "
-        "in the order of their labels (none: all).",
+        "The two classes of select_two, the first of which gets label 0 (none: 3 and 5 of cifar10, otherwise 0 and 1);"
+        " those of classes in the order of their labels (none: all).",
     )
     binarisation_seed: int | None = option(None, "Seed of merge and random (none: 2 for svhn, otherwise 0).", ge=0)
     balanced: bool = option(True, "Leave out images of the more frequent label until both are as frequent.")
@@ -88,14 +97,20 @@ def data_faults(data: ImageDataSettings) -> Iterator[str]:
         if data.test is not None:
             yield "test_share: counts where no held-out images are named only (test is), leave one of the two out"
         elif data.train is None and SOURCES[data.source].repository is not None:
-            yield f"test_share: counts where a source has no held-out images of its own only ({data.source} has), leave it out"
+            yield (
+                f"test_share: counts where a source has no held-out images of its own only ({data.source} has), leave"
+                " it out"
+            )
     if data.binarisation in ("select_two", "classes") and data.binarisation_seed is not None:
-        yield f"binarisation_seed: counts with merge and random only (binarisation is {data.binarisation}), leave it out"
+        yield (
+            f"binarisation_seed: counts with merge and random only (binarisation is {data.binarisation}), leave it out"
+        )
     yield from _class_faults(data)
 
 
 def num_labels(data: ImageDataSettings, num_classes: int | None = None) -> int | None:
-    """How many labels there are; None where only the files say. num_classes: of the source, where that is known better."""
+    """How many labels there are; None where only the files say. num_classes: of the source, where that is known
+    better."""
     if data.binarisation != "classes":
         return 2
     known = num_classes or SOURCES[data.source].num_classes
@@ -107,9 +122,15 @@ def _class_faults(data: ImageDataSettings) -> Iterator[str]:
     if chosen is None:
         return
     if data.binarisation not in ("select_two", "classes"):
-        yield f"selected_classes: counts with select_two and classes only (binarisation is {data.binarisation}), leave it out"
+        yield (
+            f"selected_classes: counts with select_two and classes only (binarisation is {data.binarisation}), leave"
+            " it out"
+        )
     if data.binarisation == "classes" and (len(chosen) < 2 or len(set(chosen)) < len(chosen)):
-        yield f"selected_classes: got {list(chosen)}, expected two classes or more, each once, in the order of their labels"
+        yield (
+            f"selected_classes: got {list(chosen)}, expected two classes or more, each once, in the order of their"
+            " labels"
+        )
     elif data.binarisation != "classes" and (len(chosen) != 2 or chosen[0] == chosen[1]):
         yield f"selected_classes: got {list(chosen)}, expected two classes, that of label 0 first"
     wrong = [number for number in chosen if number < 0 or (count is not None and number >= count)]
@@ -125,7 +146,8 @@ class ImageAgentSettings(HeadSettings):
     kind: Literal["learned", "random"] = option("learned", "Learned networks, or a uniform random agent.")
     sight: Literal["whole", "coarse"] = option(
         "whole",
-        "It sees the whole image (as published); or of every part, a latent pixel's, the mean alone, until another agent names that part.",
+        "It sees the whole image (as published); or of every part, a latent pixel's, the mean alone, until another"
+        " agent names that part.",
     )
     initial_num_channels: int = option(16, "Channels before the first group of blocks; every group doubles them.", ge=1)
     building_block_type: Literal["conv2d", "residual_basic"] = option(
@@ -134,18 +156,21 @@ class ImageAgentSettings(HeadSettings):
     num_blocks_per_group: int = option(2, "Blocks in each group.", ge=1)
     pretrained_weights: str | None = option(
         None,
-        "Weights of a pretrained timm model whose last feature map the agent sees too: a .safetensors file, a state dict, or a folder "
-        "as timm writes it (extra `vision`).",
+        "Weights of a pretrained timm model whose last feature map the agent sees too: a .safetensors file, a state"
+        " dict, or a folder as timm writes it (extra `vision`).",
         meaning=FILE,
     )
-    pretrained_architecture: str = option("resnet18", "The model's name in timm; a folder's config.json goes before it.")
+    pretrained_architecture: str = option(
+        "resnet18", "The model's name in timm; a folder's config.json goes before it."
+    )
     d_latent_pixel_selector: int = option(16, "Hidden width of the head that chooses a latent pixel.", ge=1)
     legacy_value_initialisation: bool = option(
         False, "Leave the value head out of the orthogonal initialisation, as the published library did by mistake."
     )
     history_initialisation: Literal["independent", "shared"] = option(
         "independent",
-        "At the start a latent pixel that was named looks different by round (independent, as published), or the same in all.",
+        "At the start a latent pixel that was named looks different by round (independent, as published), or the same"
+        " in all.",
     )
 
 
@@ -156,16 +181,22 @@ class ImageClassificationSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["image_classification"] = option("image_classification", "The task.")
-    data: ImageDataSettings = option(ImageDataSettings, "Where the images come from, and how their classes become labels.")
-    agents: dict[str, ImageAgentSettings] = option(dict, "Agent -> its networks; `_default` serves the agents not named.")
+    data: ImageDataSettings = option(
+        ImageDataSettings, "Where the images come from, and how their classes become labels."
+    )
+    agents: dict[str, ImageAgentSettings] = option(
+        dict, "Agent -> its networks; `_default` serves the agents not named."
+    )
     num_block_groups: int = option(
         1,
-        "Groups of blocks in every body. Each halves the sides of the image, and what is left is the grid that messages point into.",
+        "Groups of blocks in every body. Each halves the sides of the image, and what is left is the grid that messages"
+        " point into.",
         ge=1,
     )
     shared_body: bool = option(True, "Policy and value of an agent share a body.")
     central_critic: bool = option(
-        False, "The value sees the whole state, every channel and the label, in training alone (needs shared_body false)."
+        False,
+        "The value sees the whole state, every channel and the label, in training alone (needs shared_body false).",
     )
     message_size: int = option(1, "Latent pixels named at once in each channel.", ge=1)
     linear_symbols: int = option(0, "Size of a second, plain message alphabet (0: none).", ge=0)
@@ -175,7 +206,8 @@ class ImageClassificationSettings:
     num_normalization_steps: int = option(1000, "Rounds of random play that these statistics are taken from.", ge=1)
     embedding_cache: str | None = option(
         None,
-        "Folder for the feature maps of pretrained models, by content (none: nip_ray/embeddings in the user's cache folder).",
+        "Folder for the feature maps of pretrained models, by content (none: nip_ray/embeddings in the user's cache"
+        " folder).",
         meaning={**FILE, **FREE},
     )
 
@@ -185,11 +217,23 @@ class ImageClassificationSettings:
         size = SOURCES[self.data.source].size
         if size is not None and min(size[1:]) >> self.num_block_groups == 0:
             most = min(size[1:]).bit_length() - 1
-            yield f"num_block_groups: got {self.num_block_groups}, but nothing would be left of {size[1]} x {size[2]}, use at most {most}"
+            yield (
+                f"num_block_groups: got {self.num_block_groups}, but nothing would be left of {size[1]} x {size[2]},"
+                f" use at most {most}"
+            )
         if self.central_critic and self.shared_body:
-            yield "central_critic: a value that sees more than the policy needs a body of its own, set shared_body to false"
+            yield (
+                "central_critic: a value that sees more than the policy needs a body of its own, set shared_body to"
+                " false"
+            )
         for name, agent in self.agents.items():
             if agent.pretrained_weights is not None and not Path(agent.pretrained_weights).exists():
-                yield f"agents.{name}.pretrained_weights: {agent.pretrained_weights}: no such file or folder, nothing is downloaded"
+                yield (
+                    f"agents.{name}.pretrained_weights: {agent.pretrained_weights}: no such file or folder, nothing is"
+                    " downloaded"
+                )
             if agent.pretrained_weights is not None and agent.sight == "coarse":
-                yield f"agents.{name}.sight: coarse would see the whole image in pretrained_weights' feature maps, leave one of the two out"
+                yield (
+                    f"agents.{name}.sight: coarse would see the whole image in pretrained_weights' feature maps, leave"
+                    " one of the two out"
+                )

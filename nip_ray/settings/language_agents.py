@@ -17,19 +17,25 @@ class LanguageAgentSettings:
     provider: str = option("local", "Who answers for the model: a name in `providers`.")
     model: str = option(
         "default",
-        "The provider's name of the base model (local: a folder, `default` for the small one built here, or `words` for one that is built "
-        "of the words of the scenario).",
+        "The provider's name of the base model (local: a folder, `default` for the small one built here, or `words` for"
+        " one that is built of the words of the scenario).",
         meaning={"path": "model"},
     )
     group: str | None = option(None, "Agents that name the same group share one model (none: a group of its own).")
     frozen: bool = option(False, "Never fine-tuned.")
-    fine_tune_from_scratch: bool = option(True, "Each fine-tuning starts from the base model, not from the last fine-tuned one.")
+    fine_tune_from_scratch: bool = option(
+        True, "Each fine-tuning starts from the base model, not from the last fine-tuned one."
+    )
     temperature: float | None = option(None, "Sampling temperature (none: the provider's default).", ge=0, le=2)
     top_p: float | None = option(None, "Nucleus of sampling (none: the provider's default).", gt=0, le=1)
     max_response_words: int = option(150, "Words that an answer may have, as the agent is told.", ge=1)
-    max_tokens: int | None = option(None, "Tokens that an answer may have (none: one and a half times max_response_words).", ge=1)
+    max_tokens: int | None = option(
+        None, "Tokens that an answer may have (none: one and a half times max_response_words).", ge=1
+    )
     max_reasoning_tokens: int = option(0, "Tokens that reasoning may take besides, before the answer.", ge=0)
-    reasoning_effort: str | None = option(None, "How much to reason, in the provider's words (openai; none: its default).")
+    reasoning_effort: str | None = option(
+        None, "How much to reason, in the provider's words (openai; none: its default)."
+    )
     extra_body: str = option(
         "",
         "Further members of each request's body, as JSON (openai), such as "
@@ -40,7 +46,9 @@ class LanguageAgentSettings:
         "Form of chats: separate messages with names, user and assistant in turn, or so and without a system role "
         "(auto: what a local model's template accepts; alternating for all others).",
     )
-    max_invalid_replies: int = option(20, "Replies that cannot be used, in a turn, after which an empty message stands for it.", ge=1)
+    max_invalid_replies: int = option(
+        20, "Replies that cannot be used, in a turn, after which an empty message stands for it.", ge=1
+    )
 
     def faults(self) -> Iterator[str]:
         """Members of requests that are no JSON, and reasoning without room."""

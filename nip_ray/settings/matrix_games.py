@@ -19,7 +19,9 @@ class MatrixAgentSettings:
 
     kind: Literal["learned", "random"] = option("learned", "A learned policy, or a uniform random player.")
     hidden: int = option(
-        0, "Width of a hidden layer in policy and in value (0: tabular, free logits and a free value for each state).", ge=0
+        0,
+        "Width of a hidden layer in policy and in value (0: tabular, free logits and a free value for each state).",
+        ge=0,
     )
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Its activation.")
     initial_scale: float = option(0.0, "Standard deviation of the first logits (0: the first policy is uniform).", ge=0)
@@ -28,23 +30,29 @@ class MatrixAgentSettings:
 
 @dataclass(frozen=True)
 class MatrixGameSettings:
-    """Two players, one small game: the matrix games are played under the protocol matrix_game, Kuhn poker under kuhn_poker.
+    """Two players, one small game: the matrix games are played under the protocol matrix_game, Kuhn poker under
+    kuhn_poker.
 
-    A matrix game of several rounds shows each player the last round's moves and nothing older: its policies have memory one.
+    A matrix game of several rounds shows each player the last round's moves and nothing older: its policies have memory
+    one.
     """
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["matrix_game"] = option("matrix_game", "The task.")
-    game: Literal["bimatrix", "matching_pennies", "rock_paper_scissors", "prisoners_dilemma", "tandem", "kuhn_poker"] = option(
-        "prisoners_dilemma", "Which game; bimatrix is any one that payoffs0 and payoffs1 describe."
-    )
+    game: Literal[
+        "bimatrix", "matching_pennies", "rock_paper_scissors", "prisoners_dilemma", "tandem", "kuhn_poker"
+    ] = option("prisoners_dilemma", "Which game; bimatrix is any one that payoffs0 and payoffs1 describe.")
     payoffs0: tuple[tuple[float, ...], ...] = option(
-        (), "What player0 is paid in a round: a row for each move of its own, in it a column for each move of player1 (bimatrix)."
+        (),
+        "What player0 is paid in a round: a row for each move of its own, in it a column for each move of player1"
+        " (bimatrix).",
     )
     payoffs1: tuple[tuple[float, ...], ...] = option((), "What player1 is paid, laid out like payoffs0 (bimatrix).")
     tandem_actions: int = option(21, "Number of evenly spaced actions of each player, from -2 to 2 (tandem).", ge=2)
-    agents: dict[str, MatrixAgentSettings] = option(dict, "Agent -> its policy; `_default` serves the agents not named.")
+    agents: dict[str, MatrixAgentSettings] = option(
+        dict, "Agent -> its policy; `_default` serves the agents not named."
+    )
 
     def faults(self) -> Iterator[str]:
         """Payoffs that make no game, and settings of other games."""
@@ -64,7 +72,9 @@ class LanguageMatrixGameSettings:
 
     name: Literal["matrix_game"] = option("matrix_game", "The task.")
     game: Literal["kuhn_poker"] = option("kuhn_poker", "Which game.")
-    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
+    agents: dict[str, LanguageAgentSettings] = option(
+        dict, "Settings by agent name; `_default` stands for all that are not named."
+    )
 
 
 def protocol_of(game: str) -> str:
@@ -81,7 +91,10 @@ def _payoff_faults(settings: MatrixGameSettings) -> Iterator[str]:
         rows: tuple[tuple[float, ...], ...] = getattr(settings, key)
         widths = [len(row) for row in rows]
         if not rows or not all(widths):
-            yield f"{key}: got {_plain(rows)}, expected a row for each move of player0, with a number for each move of player1"
+            yield (
+                f"{key}: got {_plain(rows)}, expected a row for each move of player0, with a number for each move of"
+                " player1"
+            )
         elif len(set(widths)) > 1:
             yield f"{key}: got rows of {', '.join(map(str, widths))} numbers, expected rows of one length"
         elif not all(abs(x) <= _LARGEST for row in rows for x in row):  # false for what is no number too
@@ -90,7 +103,10 @@ def _payoff_faults(settings: MatrixGameSettings) -> Iterator[str]:
             shapes.append((len(rows), widths[0]))
     if len(set(shapes)) > 1:
         (rows0, columns0), (rows1, columns1) = shapes
-        yield f"payoffs1: got {rows1} x {columns1} numbers, but payoffs0 has {rows0} x {columns0}: expected the same shape"
+        yield (
+            f"payoffs1: got {rows1} x {columns1} numbers, but payoffs0 has {rows0} x {columns0}: expected the same"
+            " shape"
+        )
 
 
 def _plain(rows: tuple[tuple[float, ...], ...]) -> list[list[float]]:

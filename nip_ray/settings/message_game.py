@@ -28,4 +28,6 @@ class MessageGameSettings:
     name: Literal["message_game"] = option("message_game", "The task.")
     num_symbols: int = option(20, "Message alphabet.", ge=2)
     num_secrets: int = option(4, "Secrets; the label is 1 for the upper half.", ge=2)
-    agents: dict[str, MessageAgentSettings] = option(dict, "Agent -> its network; `_default` serves the agents not named.")
+    agents: dict[str, MessageAgentSettings] = option(
+        dict, "Agent -> its network; `_default` serves the agents not named."
+    )

@@ -1,4 +1,5 @@
-"""Opponents from the past: who plays against frozen earlier checkpoints of the others, and which of these are kept and drawn."""
+"""Opponents from the past: who plays against frozen earlier checkpoints of the others, and which of these are kept and
+drawn."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,28 +10,43 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class OpponentSettings:
-    """A pool of earlier checkpoints of all agents that learn. In some episodes one agent learns, and the others are one of these.
+    """A pool of earlier checkpoints of all agents that learn. In some episodes one agent learns, and the others are one
+    of these.
 
-    The default of `latest` is OpenAI Five's (Berner et al. 2019), those of priorities are AlphaStar's (Vinyals et al. 2019).
+    The default of `latest` is OpenAI Five's (Berner et al. 2019), those of priorities are AlphaStar's (Vinyals et al.
+    2019).
     """
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    latest: float = option(0.8, "Share of episodes that are played among the current agents, where everyone learns.", ge=0, lt=1)
+    latest: float = option(
+        0.8, "Share of episodes that are played among the current agents, where everyone learns.", ge=0, lt=1
+    )
     every: int = option(20, "Iterations between two snapshots for the pool.", ge=1)
     size: int = option(
-        10, "Largest number of snapshots; beyond it one between two that are closest in time goes, never the first or the newest.", ge=2
+        10,
+        "Largest number of snapshots; beyond it one between two that are closest in time goes, never the first or the"
+        " newest.",
+        ge=2,
     )
     sampling: Literal["uniform", "prioritised"] = option(
         "uniform", "Draw every snapshot alike, or in proportion to a priority of the agent's win rate against it."
     )
     priority: Literal["hard", "even"] = option(
-        "hard", "(1 - win rate) ^ priority_exponent, or win rate x (1 - win rate): the hardest, or those of its own level (prioritised)."
+        "hard",
+        "(1 - win rate) ^ priority_exponent, or win rate x (1 - win rate): the hardest, or those of its own level"
+        " (prioritised).",
     )
     priority_exponent: float = option(2.0, "Exponent of the priority hard.", gt=0)
-    win_rate_decay: float = option(0.9, "Factor of what a win rate was made of, whenever the snapshot is played again.", ge=0, lt=1)
-    draws: int = option(1, "Snapshots that each agent draws for an iteration, of each env runner; they share its episodes evenly.", ge=1)
-    agents: tuple[str, ...] | None = option(None, "Who plays against the past (none: every agent that learns).", min_length=1)
+    win_rate_decay: float = option(
+        0.9, "Factor of what a win rate was made of, whenever the snapshot is played again.", ge=0, lt=1
+    )
+    draws: int = option(
+        1, "Snapshots that each agent draws for an iteration, of each env runner; they share its episodes evenly.", ge=1
+    )
+    agents: tuple[str, ...] | None = option(
+        None, "Who plays against the past (none: every agent that learns).", min_length=1
+    )
 
     def faults(self) -> Iterator[str]:
         """Settings of another way to draw."""
@@ -39,4 +55,7 @@ class OpponentSettings:
                 if (given := getattr(self, key)) != getattr(OpponentSettings, key):
                     yield f"{key}: got {given}, but it counts with sampling prioritised only, leave it out"
         if self.priority == "even" and self.priority_exponent != OpponentSettings.priority_exponent:
-            yield f"priority_exponent: got {self.priority_exponent:g}, but it counts with priority hard only, leave it out"
+            yield (
+                f"priority_exponent: got {self.priority_exponent:g}, but it counts with priority hard only, leave"
+                " it out"
+            )

@@ -1,18 +1,20 @@
 """`option`: one line that declares a typed field, its default, its bounds and its description.
 
 Rooms that must run with torch alone declare their settings as frozen standard dataclasses with these fields; the config
-room wraps the very same classes in pydantic, which reads default, bounds and description from here. So there is one source
-of defaults, and no import of pydantic below `nip_ray.config`.
+room wraps the very same classes in pydantic, which reads default, bounds and description from here. So there is one
+source of defaults, and no import of pydantic below `nip_ray.config`.
 
 What a key means for the machinery stands beside it as well, and nowhere else:
-- `path`: "file" (or folder), "run" (a run folder or an address of one), "plugin" (a file, or a module) or "model" (a folder where the
-  provider is local). Relative ones are made absolute before workers, trials or a later resume read them;
+- `path`: "file" (or folder), "run" (a run folder or an address of one), "plugin" (a file, or a module) or "model" (a
+  folder where the provider is local). Relative ones are made absolute before workers, trials or a later resume read
+  them;
 - `affects_numbers` false: two configs that differ here alone give the same numbers;
 - `resumable` true: a resumed run may change it;
-- `over_iterations` true: where it is set, something changes over the run's whole length, which a resumed run then cannot change.
+- `over_iterations` true: where it is set, something changes over the run's whole length, which a resumed run then
+  cannot change.
 
-What is wrong with the settings of one class together, its `faults()` yields, as `key: got ..., use ...`; a class need not heed those of
-its bases, which `nip_ray.config.rules` asks as well.
+What is wrong with the settings of one class together, its `faults()` yields, as `key: got ..., use ...`; a class need
+not heed those of its bases, which `nip_ray.config.rules` asks as well.
 """
 
 from collections.abc import Mapping
@@ -32,7 +34,8 @@ FORBID_UNKNOWN = {"extra": "forbid", "allow_inf_nan": False}  # set as `__pydant
 
 def option(default: Any, description: str, *, meaning: Mapping[str, Any] = NOTHING_SPECIAL, **bounds: Any) -> Any:
     """A dataclass field with `default` (a callable without arguments is a factory), a one-line description and bounds
-    in pydantic's words (`ge`, `gt`, `le`, `lt`, `min_length` ...). meaning: what the key means for the machinery, see the module."""
+    in pydantic's words (`ge`, `gt`, `le`, `lt`, `min_length` ...). meaning: what the key means for the machinery, see
+    the module."""
     metadata = {"description": description, **({"json_schema_extra": dict(meaning)} if meaning else {}), **bounds}
     if callable(default):
         return field(default_factory=default, metadata=metadata)

@@ -1,4 +1,5 @@
-"""How language agents learn by policy gradient on their own tokens. The formulas are in `nip_ray.learning.token_losses`."""
+"""How language agents learn by policy gradient on their own tokens. The formulas are in
+`nip_ray.learning.token_losses`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,9 +16,14 @@ class PolicyGradientAgentSettings:
 
     learning_rate: float | None = option(None, "Learning rate (none: the rule's).", gt=0)
     entropy_coefficient: float | None = option(None, "Weight of the entropy bonus (none: the rule's).", ge=0)
-    kl_coefficient: float | None = option(None, "Weight of the KL divergence to the start model (none: the rule's).", ge=0)
+    kl_coefficient: float | None = option(
+        None, "Weight of the KL divergence to the start model (none: the rule's).", ge=0
+    )
     final_kl_coefficient: float | None = option(
-        None, "Where that ends, linearly over the run's iterations (none: where the rule's does).", meaning=OVER_ITERATIONS, ge=0
+        None,
+        "Where that ends, linearly over the run's iterations (none: where the rule's does).",
+        meaning=OVER_ITERATIONS,
+        ge=0,
     )
     from_iteration: int = option(1, "First iteration, counted from 1, in which it learns.", ge=1)
     until_iteration: int | None = option(None, "Last iteration in which it learns (none: the run's last).", ge=1)
@@ -30,12 +36,15 @@ class CurriculumStage:
     __pydantic_config__ = FORBID_UNKNOWN
 
     until_iteration: int = option(1, "Last iteration, counted from 1, that is played so.", ge=1)
-    changes: tuple[str, ...] = option((), "KEY=VALUE of scenario and protocol in these iterations, as of --set, such as scenario.length=2.")
+    changes: tuple[str, ...] = option(
+        (), "KEY=VALUE of scenario and protocol in these iterations, as of --set, such as scenario.length=2."
+    )
 
 
 @dataclass(frozen=True)
 class TokenTrainingSettings:
-    """What all rules have in common by which agents learn, after each iteration's dialogues, from the tokens that they wrote in them."""
+    """What all rules have in common by which agents learn, after each iteration's dialogues, from the tokens that they
+    wrote in them."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -43,7 +52,10 @@ class TokenTrainingSettings:
     group_size: int = option(8, "Dialogues about each item.", ge=1)
     discount: float = option(1.0, "Discount of rewards per protocol round.", ge=0, le=1)
     invalid_penalty: float = option(
-        0.0, "Taken off the return of a turn whose reply cannot be used, besides what the protocol pays for its empty message.", ge=0
+        0.0,
+        "Taken off the return of a turn whose reply cannot be used, besides what the protocol pays for its empty"
+        " message.",
+        ge=0,
     )
     aggregation: Literal["token", "turn", "turn_mean"] = option(
         "token",
@@ -53,9 +65,14 @@ class TokenTrainingSettings:
     num_epochs: int = option(1, "Passes over an iteration's turns.", ge=1)
     minibatch_size: int | None = option(None, "Turns in a gradient step (none: all of the iteration).", ge=1)
     micro_batch_tokens: int = option(
-        16384, "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.", meaning=RESUMABLE, ge=1
+        16384,
+        "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.",
+        meaning=RESUMABLE,
+        ge=1,
     )
-    kl_coefficient: float = option(0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0)
+    kl_coefficient: float = option(
+        0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0
+    )
     final_kl_coefficient: float | None = option(
         None,
         "Where KL coefficients end, linearly over the run's iterations: agents explore at first (none: they stay).",
@@ -67,7 +84,9 @@ class TokenTrainingSettings:
     )
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     learning_rate: float = option(1e-4, "Learning rate of AdamW.", gt=0)
-    anneal_learning_rate: bool = option(False, "Let learning rates fall linearly to 0 over the run's iterations.", meaning=OVER_ITERATIONS)
+    anneal_learning_rate: bool = option(
+        False, "Let learning rates fall linearly to 0 over the run's iterations.", meaning=OVER_ITERATIONS
+    )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)
     agents: dict[str, PolicyGradientAgentSettings] = option(
@@ -75,45 +94,73 @@ class TokenTrainingSettings:
     )
     max_logprob_difference: float | None = option(
         0.01,
-        "The run ends when sampler and learner differ by more in a token's log-probability (none: never; bfloat16 needs about 0.5).",
+        "The run ends when sampler and learner differ by more in a token's log-probability (none: never; bfloat16 needs"
+        " about 0.5).",
         meaning=RESUMABLE,
         gt=0,
     )
     num_rollout_workers: int = option(
-        0, "Ray actors with all models that play dialogues, each its share of an iteration's (0: the main process plays).", ge=0
+        0,
+        "Ray actors with all models that play dialogues, each its share of an iteration's (0: the main process plays).",
+        ge=0,
     )
     num_learners: int = option(0, "Ray actors that learn each model together (0: the main process learns).", ge=0)
     max_staleness: int = option(
-        0, "Iterations of learning that the weights that play may lag behind: 1 plays the next dialogues while models learn.", ge=0, le=1
+        0,
+        "Iterations of learning that the weights that play may lag behind: 1 plays the next dialogues while models"
+        " learn.",
+        ge=0,
+        le=1,
     )
     format_warmup: int = option(
-        0, "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0: none).", ge=0
+        0,
+        "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0:"
+        " none).",
+        ge=0,
     )
-    warmup_steps: int = option(0, "Supervised steps on the scenario's own examples before the first iteration (0: none).", ge=0)
+    warmup_steps: int = option(
+        0, "Supervised steps on the scenario's own examples before the first iteration (0: none).", ge=0
+    )
     warmup_batch_size: int = option(64, "Examples in a supervised step, also of the format warm-up.", ge=1)
     warmup_learning_rate: float | None = option(None, "Learning rate of supervised steps (none: learning_rate).", gt=0)
-    warmup_agents: tuple[str, ...] | None = option(None, "Who learns from the scenario's examples (none: everyone who is not frozen).")
-    curriculum: tuple[CurriculumStage, ...] = option(
-        (), "Easier tasks for the first iterations, one after the other; held-out items are always those of the config itself."
+    warmup_agents: tuple[str, ...] | None = option(
+        None, "Who learns from the scenario's examples (none: everyone who is not frozen)."
     )
-    evaluate_every: int = option(10, "Play held-out items every so many iterations (0: after the last alone).", meaning=RESUMABLE, ge=0)
+    curriculum: tuple[CurriculumStage, ...] = option(
+        (),
+        "Easier tasks for the first iterations, one after the other; held-out items are always those of the config"
+        " itself.",
+    )
+    evaluate_every: int = option(
+        10, "Play held-out items every so many iterations (0: after the last alone).", meaning=RESUMABLE, ge=0
+    )
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
-    checkpoint_every: int = option(10, "Write a checkpoint every so many iterations (the last one always is).", meaning=RESUMABLE, ge=1)
-    keep_checkpoints: int | None = option(3, "Keep so many of the newest checkpoints (none: all).", meaning=RESUMABLE, ge=2)
+    checkpoint_every: int = option(
+        10, "Write a checkpoint every so many iterations (the last one always is).", meaning=RESUMABLE, ge=1
+    )
+    keep_checkpoints: int | None = option(
+        3, "Keep so many of the newest checkpoints (none: all).", meaning=RESUMABLE, ge=2
+    )
 
     def faults(self) -> Iterator[str]:
-        """Groups that do not divide the dialogues, and keys without an effect. (Clipping on-policy, where all ratios are 1, is none.)"""
+        """Groups that do not divide the dialogues, and keys without an effect. (Clipping on-policy, where all ratios
+        are 1, is none.)"""
         size, total = self.group_size, self.rollouts_per_iteration
         if total % size:
             near = max(size, total - total % size)
-            yield f"group_size: got {size}, but rollouts_per_iteration is {total}, use a divisor of that or {near} rollouts"
+            yield (
+                f"group_size: got {size}, but rollouts_per_iteration is {total}, use a divisor of that or {near}"
+                " rollouts"
+            )
         follows = any(one.kl_coefficient or one.final_kl_coefficient for one in (self, *self.agents.values()))
         for key in ("kl_estimator", "final_kl_coefficient"):
             if getattr(self, key) != getattr(TokenTrainingSettings, key) and not follows:
                 yield f"{key}: kl_coefficient is 0, leave it out or raise that"
         for key in ("warmup_batch_size", "warmup_learning_rate"):
-            if getattr(self, key) != getattr(TokenTrainingSettings, key) and not (self.warmup_steps or self.format_warmup):
+            if getattr(self, key) != getattr(TokenTrainingSettings, key) and not (
+                self.warmup_steps or self.format_warmup
+            ):
                 yield f"{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"
         if self.warmup_agents is not None and not self.warmup_steps:
             yield "warmup_agents: warmup_steps is 0, leave it out or raise that"
@@ -141,11 +188,14 @@ class TokenTrainingSettings:
 
 @dataclass(frozen=True)
 class RatioClipSettings:
-    """The clipped ratio of `nip_ray.learning.token_losses.clipped_surrogate`, the loss of every rule that brings none of its own."""
+    """The clipped ratio of `nip_ray.learning.token_losses.clipped_surrogate`, the loss of every rule that brings none
+    of its own."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    clip_low: float | None = option(0.2, "The probability ratio is clipped at 1 less this (none: not at all).", gt=0, lt=1)
+    clip_low: float | None = option(
+        0.2, "The probability ratio is clipped at 1 less this (none: not at all).", gt=0, lt=1
+    )
     clip_high: float | None = option(0.2, "The probability ratio is clipped at 1 plus this (none: not at all).", gt=0)
     ratio: Literal["token", "sequence"] = option(
         "token", "Ratio of each token, or of a whole turn (the geometric mean of its tokens': GSPO)."
@@ -165,7 +215,9 @@ class PolicyGradientSettings(RatioClipSettings, TokenTrainingSettings):
         "a moving average of its agent's returns (SPIRAL), or nothing.",
     )
     normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
-    role_baseline_decay: float = option(0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1)
+    role_baseline_decay: float = option(
+        0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1
+    )
 
     def faults(self) -> Iterator[str]:
         """Settings without an effect, and groups of one."""

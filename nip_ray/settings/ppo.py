@@ -18,41 +18,51 @@ class OnPolicyAgentSettings:
 
 @dataclass(frozen=True)
 class OnPolicySettings:
-    """What PPO, REINFORCE and the Stackelberg family share; the defaults are the published library's. A frame is one round of one copy."""
+    """What PPO, REINFORCE and the Stackelberg family share; the defaults are the published library's. A frame is one
+    round of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     lr: float = option(0.003, "Base learning rate of Adam.", gt=0)
     anneal_lr: bool | Literal["quadratic"] = option(
         False,
-        "Let the learning rate fall to 0 over the iterations: linearly (true), or with the square of the share of them that is left.",
+        "Let the learning rate fall to 0 over the iterations: linearly (true), or with the square of the share of them"
+        " that is left.",
         meaning=OVER_ITERATIONS,
     )
     average_weights: float | None = option(
         None,
-        "Decay per iteration of averages of the weights, by which agents are evaluated, saved and exported instead of by the newest "
-        "weights; training is the same (none: the newest weights).",
+        "Decay per iteration of averages of the weights, by which agents are evaluated, saved and exported instead of"
+        " by the newest weights; training is the same (none: the newest weights).",
         gt=0,
         lt=1,
     )
     num_epochs: int = option(4, "Passes over an iteration's rollouts.", ge=1)
     minibatch_size: int = option(64, "Frames in a minibatch; it holds minibatch_size / rounds whole copies.", ge=1)
-    minibatch_copies: int | None = option(None, "Whole copies in a minibatch, instead of minibatch_size (none: as that says).", ge=1)
+    minibatch_copies: int | None = option(
+        None, "Whole copies in a minibatch, instead of minibatch_size (none: as that says).", ge=1
+    )
     gamma: float = option(0.9, "Discount per protocol round.", ge=0, le=1)
     lam: float = option(0.95, "Lambda of generalised advantage estimation, per own turn.", ge=0, le=1)
     entropy_coefficient: float = option(0.001, "Weight of the entropy bonus.", ge=0)
     critic_coefficient: float = option(1.0, "Weight of the critic loss.", ge=0)
     critic_loss: Literal["smooth_l1", "l1", "l2"] = option("smooth_l1", "Distance between value and target.")
-    clip_value: float | bool = option(False, "Clip the value's change to this much (true: clip_epsilon, or 0.2 where there is none).")
+    clip_value: float | bool = option(
+        False, "Clip the value's change to this much (true: clip_epsilon, or 0.2 where there is none)."
+    )
     normalize_advantage: bool = option(True, "Normalise advantages per agent and minibatch.")
     max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
-    clip_gradients: Literal["agent", "joint"] = option("agent", "Clip each agent's gradients alone, or all of them together.")
+    clip_gradients: Literal["agent", "joint"] = option(
+        "agent", "Clip each agent's gradients alone, or all of them together."
+    )
     verdict_gradient: Literal["sampled", "expected", "label"] = option(
         "sampled",
-        "What deciders learn their decisions from: the pay of the one drawn; the expected pay over all; or the one drawn and, besides, the "
-        "log score of the label.",
+        "What deciders learn their decisions from: the pay of the one drawn; the expected pay over all; or the one"
+        " drawn and, besides, the log score of the label.",
     )
-    skip_silent_messages: bool = option(False, "Leave the message of a deciding turn, which nobody reads, out of ratios and entropies.")
+    skip_silent_messages: bool = option(
+        False, "Leave the message of a deciding turn, which nobody reads, out of ratios and entropies."
+    )
     agents: dict[str, OnPolicyAgentSettings] = option(
         dict, "Settings of its own by agent name; `_default` stands for all that are not named."
     )
@@ -60,7 +70,9 @@ class OnPolicySettings:
     def faults(self) -> Iterator[str]:
         """A range of values that is empty."""
         if not isinstance(self.clip_value, bool) and self.clip_value <= 0:
-            yield f"clip_value: got {self.clip_value}, expected a number > 0, true (clip_epsilon) or false (no clipping)"
+            yield (
+                f"clip_value: got {self.clip_value}, expected a number > 0, true (clip_epsilon) or false (no clipping)"
+            )
 
 
 @dataclass(frozen=True)
@@ -74,17 +86,27 @@ class PPOSettings(OnPolicySettings):
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio.", gt=0)
     kl_target: float = option(0.01, "KL divergence that the penalty and the adaptive learning rate aim at.", gt=0)
     kl_beta: float = option(
-        1.0, "First coefficient of the KL penalty; it is doubled above one and a half of kl_target, halved below two thirds.", ge=0
+        1.0,
+        "First coefficient of the KL penalty; it is doubled above one and a half of kl_target, halved below two"
+        " thirds.",
+        ge=0,
     )
     adaptive_lr: bool = option(
-        False, "Move the learning rate by a factor of 1.5 after each iteration, so that the policies' KL divergence stays near kl_target."
+        False,
+        "Move the learning rate by a factor of 1.5 after each iteration, so that the policies' KL divergence stays near"
+        " kl_target.",
     )
     adaptive_lr_min: float = option(1e-6, "Lowest adaptive learning rate.", gt=0)
     adaptive_lr_max: float = option(1e-2, "Highest adaptive learning rate.", gt=0)
 
     def faults(self) -> Iterator[str]:
         """A penalty that stays 0, two rules for one learning rate, and settings without an effect."""
-        penalty, adaptive, low, high = self.loss == "kl_penalty", self.adaptive_lr, self.adaptive_lr_min, self.adaptive_lr_max
+        penalty, adaptive, low, high = (
+            self.loss == "kl_penalty",
+            self.adaptive_lr,
+            self.adaptive_lr_min,
+            self.adaptive_lr_max,
+        )
         if penalty and self.kl_beta == 0:
             yield "kl_beta: got 0, which no factor can change, expected a number > 0"
         if adaptive and self.anneal_lr:
@@ -92,7 +114,10 @@ class PPOSettings(OnPolicySettings):
         if adaptive and low > high:
             yield f"adaptive_lr_min: got {low:g}, more than adaptive_lr_max {high:g}, lower it"
         elif adaptive and not low <= self.lr <= high:
-            yield f"lr: got {self.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change these bounds"
+            yield (
+                f"lr: got {self.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change"
+                " these bounds"
+            )
         for needed, is_used, keys in (
             ("loss kl_penalty", penalty, ("kl_beta",)),
             ("adaptive_lr", adaptive, ("adaptive_lr_min", "adaptive_lr_max")),
@@ -110,11 +135,20 @@ class ReinforceSettings(OnPolicySettings):
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["reinforce"] = option("reinforce", "The learning rule: REINFORCE on the reward to go within the episode.")
-    baseline: Literal["none", "critic"] = option("none", "Nothing (reward to go alone), or a critic (generalised advantages).")
-    num_epochs: int = option(1, "Passes over an iteration's rollouts; later ones are off-policy (max_importance_weight).", ge=1)
+    name: Literal["reinforce"] = option(
+        "reinforce", "The learning rule: REINFORCE on the reward to go within the episode."
+    )
+    baseline: Literal["none", "critic"] = option(
+        "none", "Nothing (reward to go alone), or a critic (generalised advantages)."
+    )
+    num_epochs: int = option(
+        1, "Passes over an iteration's rollouts; later ones are off-policy (max_importance_weight).", ge=1
+    )
     normalize_advantage: bool = option(False, "Normalise rewards to go, or advantages, per agent and minibatch.")
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     max_importance_weight: float | None = option(
-        2.0, "Rows are weighted by the ratio of the policy that learns to the one that played, at most this (none: no weights).", ge=1
+        2.0,
+        "Rows are weighted by the ratio of the policy that learns to the one that played, at most this (none: no"
+        " weights).",
+        ge=1,
     )

@@ -37,16 +37,19 @@ class PriceSettings:
     input: float = option(0.0, "Tokens of prompts.", ge=0)
     output: float = option(0.0, "Tokens of replies.", ge=0)
     training: float = option(0.0, "Tokens trained on, once for each epoch.", ge=0)
-    cached_input: float | None = option(None, "Tokens of prompts that the provider says it had cached (none: as `input`).", ge=0)
+    cached_input: float | None = option(
+        None, "Tokens of prompts that the provider says it had cached (none: as `input`).", ge=0
+    )
 
 
 @dataclass(frozen=True)
 class ProviderSettings:
-    """What the settings of every provider derive from. Class attributes say what a kind of provider can do; whoever needs to know reads
-    them, and nobody asks which kind it is.
+    """What the settings of every provider derive from. Class attributes say what a kind of provider can do; whoever
+    needs to know reads them, and nobody asks which kind it is.
 
     Options with these names mean the same in every provider that has them: `base_url`, `api_key_variable`, `prices`,
-    `requests_per_minute`, `tokens_per_minute` (see `OpenAIProvider`). The client of a provider of one's own need not mind the last three.
+    `requests_per_minute`, `tokens_per_minute` (see `OpenAIProvider`). The client of a provider of one's own need not
+    mind the last three.
     """
 
     __pydantic_config__ = FORBID_UNKNOWN
@@ -60,7 +63,8 @@ class ProviderSettings:
     fine_tunes: ClassVar[bool] = False
     """There is a `FineTuneBackend`."""
     tuning_keys: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
-    """Which of `learning_rate` (else a multiplier on the provider's own) and `nll_coefficient` its fine-tuning jobs heed."""
+    """Which of `learning_rate` (else a multiplier on the provider's own) and `nll_coefficient` its fine-tuning jobs
+    heed."""
     gives_gradients: ClassVar[bool] = False
     """Its models can learn from a loss on their tokens, step by step."""
     sees_whole_distribution: ClassVar[bool] = True
@@ -91,7 +95,11 @@ class ProviderSettings:
     def limits(self) -> tuple[float | None, float | None] | None:
         """The most calls and tokens in a minute; None for a kind without such options."""
         keys = ("requests_per_minute", "tokens_per_minute")
-        return (getattr(self, keys[0], None), getattr(self, keys[1], None)) if any(hasattr(self, key) for key in keys) else None
+        return (
+            (getattr(self, keys[0], None), getattr(self, keys[1], None))
+            if any(hasattr(self, key) for key in keys)
+            else None
+        )
 
     @property
     def actors(self) -> list[dict[str, float]]:
@@ -99,8 +107,8 @@ class ProviderSettings:
         return []
 
     def passes(self, ppo: bool, kl: bool) -> int:
-        """How often a token goes through the model in a step of a loss on tokens, as far as that is billed. ppo: that loss is PPO's.
-        kl: to a start model.
+        """How often a token goes through the model in a step of a loss on tokens, as far as that is billed. ppo: that
+        loss is PPO's. kl: to a start model.
         """
         return 1
 
@@ -110,13 +118,15 @@ class ProviderSettings:
         return 0
 
     def faults(self, batch_sizes: set[int]) -> Iterator[str]:
-        """What is wrong with its options together, each "key: what, what would be right". batch_sizes: of the run's fine-tuning."""
+        """What is wrong with its options together, each "key: what, what would be right". batch_sizes: of the run's
+        fine-tuning."""
         yield from ()
 
 
 @dataclass(frozen=True)
 class OpenAIProvider(ProviderSettings):
-    """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
+    """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning
+    jobs."""
 
     fine_tunes = True
     tuning_keys = frozenset()
@@ -127,15 +137,25 @@ class OpenAIProvider(ProviderSettings):
 
     name: Literal["openai"] = option("openai", "The OpenAI protocol over HTTP.")
     base_url: str | None = option(None, "Address of the service (none: $OPENAI_BASE_URL, else OpenAI's).")
-    api_key_variable: str = option("OPENAI_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    requests_per_minute: float | None = option(None, "The most calls in a minute, over all workers (none: no limit of ours).", gt=0)
-    tokens_per_minute: float | None = option(None, "The most tokens in a minute, over all workers (none: no limit of ours).", gt=0)
+    api_key_variable: str = option(
+        "OPENAI_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
+    )
+    requests_per_minute: float | None = option(
+        None, "The most calls in a minute, over all workers (none: no limit of ours).", gt=0
+    )
+    tokens_per_minute: float | None = option(
+        None, "The most tokens in a minute, over all workers (none: no limit of ours).", gt=0
+    )
     timeout_s: float = option(120.0, "Seconds after which a call counts as lost.", gt=0)
-    max_retries: int = option(8, "Attempts more for a call that failed by no fault of ours (429, 5xx, a lost connection).", ge=0)
+    max_retries: int = option(
+        8, "Attempts more for a call that failed by no fault of ours (429, 5xx, a lost connection).", ge=0
+    )
     fine_tuning: bool = option(True, "The service has files and fine-tuning jobs.")
     poll_interval_s: float = option(30.0, "Seconds between two looks at a fine-tuning job.", gt=0)
     doubt_s: float = option(
-        30.0, "Seconds for which the service is asked for a job whose creation got no answer, before it is recreated.", ge=0
+        30.0,
+        "Seconds for which the service is asked for a job whose creation got no answer, before it is recreated.",
+        ge=0,
     )
     prices: dict[str, PriceSettings] = option(
         dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."
@@ -181,15 +201,27 @@ class LocalProvider(ProviderSettings):
     max_batch_size: int = option(32, "Replies generated at once.", ge=1)
     method: Literal["lora", "full"] = option("lora", "What fine-tuning changes: low-rank adapters, or all weights.")
     lora_rank: int = option(16, "Rank of the adapters (lora).", ge=1)
-    gradient_accumulation_steps: int = option(1, "Parts in which a step's examples are computed one after the other: less memory.", ge=1)
-    max_length: int | None = option(None, "Tokens of an example; longer ones lose their middle (none: the model's context).", ge=16)
-    gradient_checkpointing: bool | None = option(None, "Compute activations again instead of keeping them (none: on a GPU).")
+    gradient_accumulation_steps: int = option(
+        1, "Parts in which a step's examples are computed one after the other: less memory.", ge=1
+    )
+    max_length: int | None = option(
+        None, "Tokens of an example; longer ones lose their middle (none: the model's context).", ge=16
+    )
+    gradient_checkpointing: bool | None = option(
+        None, "Compute activations again instead of keeping them (none: on a GPU)."
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "auto", "Weights while fine-tuning (auto: float32, but bfloat16 for the frozen base of lora on a GPU)."
     )
-    optimizer: Literal["adamw", "adamw_8bit"] = option("adamw", "AdamW, or with moments in 8 bits (needs CUDA and extra quantized).")
-    quantize_base: bool = option(False, "Hold the frozen base in 4 bits while adapters learn (lora; needs CUDA and extra quantized).")
-    save_merged: bool = option(False, "Save whole models with the adapters merged in, not adapters alone (lora; a served vLLM needs it).")
+    optimizer: Literal["adamw", "adamw_8bit"] = option(
+        "adamw", "AdamW, or with moments in 8 bits (needs CUDA and extra quantized)."
+    )
+    quantize_base: bool = option(
+        False, "Hold the frozen base in 4 bits while adapters learn (lora; needs CUDA and extra quantized)."
+    )
+    save_merged: bool = option(
+        False, "Save whole models with the adapters merged in, not adapters alone (lora; a served vLLM needs it)."
+    )
     num_training_workers: int = option(1, "Workers of a fine-tuning; more than one through Ray Train.", ge=1)
     num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
     default_model_seed: int = option(0, "Seed of the weights of the models called `default` and `words`.", ge=0)
@@ -222,7 +254,10 @@ class LocalProvider(ProviderSettings):
                 yield f"{key}: for method lora only, leave it out"
         width, heads = self.word_model.hidden_size, self.word_model.num_heads
         if width % (2 * heads):
-            yield f"word_model.num_heads: got {heads}, which does not divide hidden_size {width} into even parts, change either"
+            yield (
+                f"word_model.num_heads: got {heads}, which does not divide hidden_size {width} into even parts, change"
+                " either"
+            )
 
 
 @dataclass(frozen=True)
@@ -238,11 +273,14 @@ class TrainingServiceProvider(ProviderSettings):
 
     name: Literal["training_service"] = option("training_service", "The low-level training protocol.")
     base_url: str | None = option(None, "Address of the service (none: $TINKER_BASE_URL, else the client's own).")
-    api_key_variable: str = option("TINKER_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    api_key_variable: str = option(
+        "TINKER_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$"
+    )
     lora_rank: int = option(16, "Rank of the adapters.", ge=1)
     max_length: int | None = option(
         None,
-        "Tokens of prompt and reply under policy_gradient; longer prompts lose their middle (none: as the service says).",
+        "Tokens of prompt and reply under policy_gradient; longer prompts lose their middle (none: as the service"
+        " says).",
         ge=16,
     )
     max_retries: int = option(8, "Attempts more for a call that failed by no fault of ours.", ge=0)
@@ -251,7 +289,8 @@ class TrainingServiceProvider(ProviderSettings):
     )
 
     def passes(self, ppo: bool, kl: bool) -> int:
-        """See `ProviderSettings`: a loss that is not the service's goes forward once more, and the start model's pass is another."""
+        """See `ProviderSettings`: a loss that is not the service's goes forward once more, and the start model's pass
+        is another."""
         return 1 + (not ppo) + kl
 
     def faults(self, batch_sizes: set[int]) -> Iterator[str]:
@@ -262,7 +301,8 @@ class TrainingServiceProvider(ProviderSettings):
 
 @dataclass(frozen=True)
 class DummyProvider(ProviderSettings):
-    """Seeded random replies of the right form, and fine-tuning that changes nothing: for trying out a config without a model."""
+    """Seeded random replies of the right form, and fine-tuning that changes nothing: for trying out a config without a
+    model."""
 
     has_model = False
     hosted = False
@@ -280,4 +320,6 @@ class BudgetSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     usd: float | None = option(None, "US dollars of the whole run (none: no limit).", gt=0)
-    tokens: int | None = option(None, "Tokens of the whole run, prompts, replies and training together (none: no limit).", ge=1)
+    tokens: int | None = option(
+        None, "Tokens of the whole run, prompts, replies and training together (none: no limit).", ge=1
+    )

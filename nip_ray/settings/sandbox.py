@@ -14,7 +14,8 @@ class SandboxSettings:
 
     isolation: Literal["trusted", "isolated"] = option(
         "trusted",
-        "trusted: a process of this user under limits. isolated: the same in bwrap, Docker or Podman, without files of yours or network.",
+        "trusted: a process of this user under limits. isolated: the same in bwrap, Docker or Podman, without files of"
+        " yours or network.",
     )
     wall_s: float = option(4.0, "Seconds after which it is killed.", gt=0)
     cpu_s: int = option(4, "Seconds of processor time.", ge=1)

@@ -6,12 +6,17 @@ from typing import Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
-_FIELDS = {"constant": (), "contiguous": ("period", "start", "stop"), "alternating": ("period", "first_agent_num_rounds")}
+_FIELDS = {
+    "constant": (),
+    "contiguous": ("period", "start", "stop"),
+    "alternating": ("period", "first_agent_num_rounds"),
+}
 
 
 @dataclass(frozen=True)
 class UpdateSchedule:
-    """In which iterations (counted from 0) an agent is updated; in the others its weights and its optimizer stand still."""
+    """In which iterations (counted from 0) an agent is updated; in the others its weights and its optimizer stand
+    still."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -21,7 +26,9 @@ class UpdateSchedule:
     period: int | None = option(None, "Iterations after which the schedule repeats (contiguous, alternating).", ge=1)
     start: int | None = option(None, "First iteration of a period in which it is updated (contiguous).", ge=0)
     stop: int | None = option(None, "First iteration of a period in which it no longer is (contiguous).", ge=1)
-    first_agent_num_rounds: int | None = option(None, "Iterations of a period that belong to the first of the two (alternating).", ge=0)
+    first_agent_num_rounds: int | None = option(
+        None, "Iterations of a period that belong to the first of the two (alternating).", ge=0
+    )
     first_agent: bool = option(True, "This agent is the first of the two (alternating).")
 
     def faults(self) -> Iterator[str]:
@@ -33,7 +40,9 @@ class UpdateSchedule:
             if name in used and value is None:
                 complete = False
                 yield f"{name}: missing, a schedule of kind {kind} needs {', '.join(used)}"
-            elif name not in (*used, *(("first_agent",) if kind == "alternating" else ())) and value != getattr(defaults, name):
+            elif name not in (*used, *(("first_agent",) if kind == "alternating" else ())) and value != getattr(
+                defaults, name
+            ):
                 yield f"{name}: got {value}, but a schedule of kind {kind} has no use for it, leave it out"
         if not complete or self.period is None:
             return
@@ -54,14 +63,18 @@ class WeightSource:
     __pydantic_config__ = FORBID_UNKNOWN
 
     run_dir: str = option(
-        "", "The other run's folder, or `wandb:ENTITY/PROJECT/checkpoint-RUNID:VERSION`.", min_length=1, meaning={"path": "run"}
+        "",
+        "The other run's folder, or `wandb:ENTITY/PROJECT/checkpoint-RUNID:VERSION`.",
+        min_length=1,
+        meaning={"path": "run"},
     )
     agent: str | None = option(None, "The agent there (none: the one of the same name).", min_length=1)
     checkpoint: int | None = option(None, "An iteration (none: the newest checkpoint).", ge=1)
 
 
 def is_updated(schedule: UpdateSchedule, iteration: int) -> bool:
-    """Whether an agent with this schedule learns in `iteration` (from 0); the schedule must be complete, as the config's rules ask."""
+    """Whether an agent with this schedule learns in `iteration` (from 0); the schedule must be complete, as the
+    config's rules ask."""
     if schedule.kind == "constant":
         return True
     place = iteration % (schedule.period or 1)

@@ -7,15 +7,18 @@ from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, option
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Before a prover speaks it tries its messages against the current verifier; what it finds is said, and its network imitates it.
+    """Before a prover speaks it tries its messages against the current verifier; what it finds is said, and its network
+    imitates it.
 
-    Expert iteration (Anthony, Tian and Barber 2017) with a search of one message; the defaults are this library's, measured on graph
-    isomorphism (benchmarks/results.md).
+    Expert iteration (Anthony, Tian and Barber 2017) with a search of one message; the defaults are this library's,
+    measured on graph isomorphism (benchmarks/results.md).
     """
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    share: float = option(1.0, "Share of the episodes in which provers search; in the others they play and learn by the rule.", ge=0, le=1)
+    share: float = option(
+        1.0, "Share of the episodes in which provers search; in the others they play and learn by the rule.", ge=0, le=1
+    )
     last_share: float | None = option(
         None,
         "This share in the last iteration, reached linearly over all of them (none: it stays as it is).",
@@ -26,7 +29,8 @@ class SearchSettings:
     temperature: float = option(0.02, "Temperature of the softmax over a message's expected pay.", ge=1e-6)
     candidates: int = option(
         144,
-        "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are more.",
+        "Messages tried in a turn, together where several provers speak at once: all, or the likeliest where there are"
+        " more.",
         ge=4,
         le=65536,
     )

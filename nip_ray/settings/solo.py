@@ -37,8 +37,14 @@ class PretrainingSettings(SupervisedSettings):
 
     agents: tuple[str, ...] = option((), "Who is pretrained (none: nobody).")
     num_epochs: int = option(100, "Passes over the training instances.", ge=1)
-    in_round: int = option(1, "The round, counted from 1, in which they learn to decide; nothing has been said by then.", ge=1)
-    include_heads: bool = option(False, "Hand the deciding head of an agent that decides over too, not the body alone (as published).")
+    in_round: int = option(
+        1, "The round, counted from 1, in which they learn to decide; nothing has been said by then.", ge=1
+    )
+    include_heads: bool = option(
+        False, "Hand the deciding head of an agent that decides over too, not the body alone (as published)."
+    )
     cache: str | None = option(
-        None, "Folder of pretrained bodies by content (none: `pretrained` beside the run folder).", meaning={**FILE, **FREE}
+        None,
+        "Folder of pretrained bodies by content (none: `pretrained` beside the run folder).",
+        meaning={**FILE, **FREE},
     )

@@ -18,12 +18,19 @@ class StackelbergSettings(OnPolicySettings):
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["stackelberg"] = option("stackelberg", "The learning rule: policy gradients that shape the followers.")
+    name: Literal["stackelberg"] = option(
+        "stackelberg", "The learning rule: policy gradients that shape the followers."
+    )
     variant: Literal["spg", "pspg", "lola", "pola", "sos", "psos"] = option("psos", "Which rule of the family.")
     stackelberg_sequence: tuple[tuple[str, ...], ...] | None = option(
-        None, "Groups of agents, leaders first, each agent in one (none: the verifiers, in a game the first player, then all others)."
+        None,
+        "Groups of agents, leaders first, each agent in one (none: the verifiers, in a game the first player, then all"
+        " others).",
     )
-    mutual: bool = option(False, "Everyone shapes everyone instead of leaders their followers (not for spg and pspg, which need an order).")
+    mutual: bool = option(
+        False,
+        "Everyone shapes everyone instead of leaders their followers (not for spg and pspg, which need an order).",
+    )
     estimator: Literal["dice", "published"] = option(
         "dice", "Second-order terms per sample, unbiased (dice), or the published products of batch means (published)."
     )
@@ -31,11 +38,15 @@ class StackelbergSettings(OnPolicySettings):
         "adam", "Adam, or plain gradient descent: what the theory of these rules is about, for small games."
     )
     independent_halves: bool = option(
-        True, "Take the two factors of second-order terms from two halves of a minibatch (dice): from one sample their product is biased."
+        True,
+        "Take the two factors of second-order terms from two halves of a minibatch (dice): from one sample their"
+        " product is biased.",
     )
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio (pspg, pola, psos).", gt=0)
     shaping_lr: float | None = option(
-        None, "Step that followers are supposed to take (lola, pola, sos, psos); none: lr times the follower's factor.", gt=0
+        None,
+        "Step that followers are supposed to take (lola, pola, sos, psos); none: lr times the follower's factor.",
+        gt=0,
     )
     additional_lola_term: bool = option(True, "Let lola and pola also look ahead at where the followers' step leads.")
     sos_scaling_factor: float = option(
@@ -49,9 +60,13 @@ class StackelbergSettings(OnPolicySettings):
     )
     ihvp_num_iterations: int = option(5, "Iterations of conjugate_gradient, terms of neumann.", ge=1)
     ihvp_rank: int = option(5, "Columns of the Hessian that nystrom looks at.", ge=1)
-    ihvp_refresh: int = option(1, "Minibatches after which nystrom looks at the Hessian again; policies move little in between.", ge=1)
+    ihvp_refresh: int = option(
+        1, "Minibatches after which nystrom looks at the Hessian again; policies move little in between.", ge=1
+    )
     ihvp_damping: float = option(0.1, "Added to the Hessian's diagonal before it is inverted (rho).", gt=0)
-    ihvp_neumann_scale: float = option(0.1, "Step of the neumann series; below 2 / (largest eigenvalue + damping).", gt=0)
+    ihvp_neumann_scale: float = option(
+        0.1, "Step of the neumann series; below 2 / (largest eigenvalue + damping).", gt=0
+    )
 
     def faults(self) -> Iterator[str]:
         """An order of agents where there is none, and groups of nobody."""

@@ -11,12 +11,17 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """Chains of moves over five states, drawn from a seed. A test chain is no training chain, and no chain comes twice."""
+    """Chains of moves over five states, drawn from a seed. A test chain is no training chain, and no chain comes
+    twice."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    length: int = option(16, "Moves of a chain; under bisection and prover_estimator 2 to the power of its halvings.", ge=2, le=64)
-    num_generators: int = option(4, "Different moves, each a permutation of the states; the first two generate all 120.", ge=2, le=8)
+    length: int = option(
+        16, "Moves of a chain; under bisection and prover_estimator 2 to the power of its halvings.", ge=2, le=64
+    )
+    num_generators: int = option(
+        4, "Different moves, each a permutation of the states; the first two generate all 120.", ge=2, le=8
+    )
     num_train: int = option(20_000, "Training chains.", ge=2)
     num_test: int = option(500, "Held-out chains.", ge=2)
 
@@ -47,19 +52,27 @@ class StateTrackingSettings(ChainSettings):
 
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
     num_exact: int = option(
-        64, "Held-out chains whose worst case evaluations compute (bisection, prover_estimator, nip with one question; 0: none).", ge=0
+        64,
+        "Held-out chains whose worst case evaluations compute (bisection, prover_estimator, nip with one question; 0:"
+        " none).",
+        ge=0,
     )
-    agents: dict[str, StateAgentSettings] = option(dict, "Agent -> its network; `_default` serves the agents not named.")
+    agents: dict[str, StateAgentSettings] = option(
+        dict, "Agent -> its network; `_default` serves the agents not named."
+    )
 
 
 @dataclass(frozen=True)
 class LanguageStateTrackingSettings(ChainSettings):
-    """Where does a chain of permutations lead? Language models as verifier and provers; the experiment's seed makes the chains."""
+    """Where does a chain of permutations lead? Language models as verifier and provers; the experiment's seed makes the
+    chains."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
-    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
+    agents: dict[str, LanguageAgentSettings] = option(
+        dict, "Settings by agent name; `_default` stands for all that are not named."
+    )
 
 
 PROTOCOLS = ("solo_verifier", "adp", "nip", "helpful_sneaky", "debate", "bisection", "prover_estimator")
@@ -69,8 +82,13 @@ PROTOCOLS = ("solo_verifier", "adp", "nip", "helpful_sneaky", "debate", "bisecti
 def chain_faults(settings: ChainSettings, protocol: str, max_rounds: int) -> Iterator[str]:
     """What is wrong with chains of this length under a protocol of so many rounds; each fault begins with its key."""
     if protocol not in PROTOCOLS:
-        yield f"protocol.name: got {protocol}, but state_tracking is played under {', '.join(PROTOCOLS[:-1])} or {PROTOCOLS[-1]} only"
-    elif (turns := {"bisection": 2, "prover_estimator": 3}.get(protocol)) and settings.length != 2 ** (max_rounds // turns):
+        yield (
+            f"protocol.name: got {protocol}, but state_tracking is played under {', '.join(PROTOCOLS[:-1])} or"
+            f" {PROTOCOLS[-1]} only"
+        )
+    elif (turns := {"bisection": 2, "prover_estimator": 3}.get(protocol)) and settings.length != 2 ** (
+        max_rounds // turns
+    ):
         yield (
             f"scenario.length: got {settings.length}, but {protocol} in {max_rounds} rounds comes down to one move of "
             f"{2 ** (max_rounds // turns)}, make it so or set protocol.max_rounds to {turns} log2(length) + 1"

@@ -47,7 +47,8 @@ class AshaScheduler:
 
 @dataclass(frozen=True)
 class PbtScheduler:
-    """Population-based training (Jaderberg et al., 2017): poor trials take over weights and, changed a little, settings of good ones.
+    """Population-based training (Jaderberg et al., 2017): poor trials take over weights and, changed a little, settings
+    of good ones.
 
     Grids are taken as choices.
     """
@@ -57,7 +58,9 @@ class PbtScheduler:
     name: Literal["pbt"] = option("pbt", "Population-based training: poor trials continue from good ones.")
     interval: int = option(50, "Iterations between two comparisons.", ge=1)
     quantile: float = option(0.25, "Share of the population that copies, and that is copied.", gt=0, le=0.5)
-    resample_probability: float = option(0.25, "Probability that a setting is drawn again instead of changed by a factor.", ge=0, le=1)
+    resample_probability: float = option(
+        0.25, "Probability that a setting is drawn again instead of changed by a factor.", ge=0, le=1
+    )
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,13 @@ class SweepSettings:
     metric: str = option("eval/verifier/accuracy", "The figure that decides, by its key in metrics.jsonl.")
     mode: Literal["max", "min"] = option("max", "Whether more of it is better.")
     num_samples: int = option(
-        1, "Draws from the spaces that are no grid, each combined with every grid point (optuna: settings; pbt: members).", ge=1
+        1,
+        "Draws from the spaces that are no grid, each combined with every grid point (optuna: settings; pbt: members).",
+        ge=1,
     )
-    cases: dict[str, dict[str, Any]] = option(dict, "Settings that vary together: name -> what it changes in the config, key by key.")
+    cases: dict[str, dict[str, Any]] = option(
+        dict, "Settings that vary together: name -> what it changes in the config, key by key."
+    )
     seeds: tuple[int, ...] = option((), "Every setting is run with each of these seeds (none: with the config's own).")
     search: RandomSearch | OptunaSearch = option(RandomSearch, "How settings are drawn.")
     scheduler: FifoScheduler | AshaScheduler | PbtScheduler = option(FifoScheduler, "Which trials continue.")
@@ -80,4 +87,6 @@ class SweepSettings:
     fail_fast: bool = option(False, "End the sweep when a trial has failed for good (otherwise the others continue).")
     time_budget_s: float | None = option(None, "Seconds after which no trial continues (none: no limit).", gt=0)
     iterations_per_report: int = option(1, "Iterations of a trial between two reports to Tune.", ge=1)
-    storage_path: str = option("runs", "Folder that all nodes see, in which the sweep's own folder is made.", min_length=1)
+    storage_path: str = option(
+        "runs", "Folder that all nodes see, in which the sweep's own folder is made.", min_length=1
+    )

@@ -16,17 +16,21 @@ class FineTuningSettings:
 
     num_epochs: int | None = option(None, "Passes over the examples (none: the provider's default; local: 3).", ge=1)
     batch_size: int | None = option(None, "Examples in a step (none: the provider's default; local: 8).", ge=1)
-    learning_rate_multiplier: float | None = option(None, "Factor on the provider's learning rate (none: its default).", gt=0)
+    learning_rate_multiplier: float | None = option(
+        None, "Factor on the provider's learning rate (none: its default).", gt=0
+    )
     learning_rate: float | None = option(
         None, "Learning rate itself (local and training_service; none: 1e-4 for lora, 1e-3 for full).", gt=0
     )
     beta: float | None = option(
-        None, "Weight of staying close to the model that DPO starts from (none: the provider's default; local: 0.1).", gt=0
+        None,
+        "Weight of staying close to the model that DPO starts from (none: the provider's default; local: 0.1).",
+        gt=0,
     )
     nll_coefficient: float = option(
         0.0,
-        "Weight of the better reply's negative log-likelihood, by token, beside DPO's loss (Pang et al., 2024): holds replies to their "
-        "form (local and training_service).",
+        "Weight of the better reply's negative log-likelihood, by token, beside DPO's loss (Pang et al., 2024): holds"
+        " replies to their form (local and training_service).",
         ge=0,
     )
     min_examples: int = option(10, "Fewer examples than these are not fine-tuned on.", ge=1)
@@ -53,7 +57,9 @@ class BaseRunSettings:
         if not self.run_dir:
             yield "run_dir: missing, name the folder of another run"
         elif not (Path(self.run_dir) / "state.json").is_file():
-            yield f"run_dir: {self.run_dir}: not a run of language models (it has no state.json), name the folder of one"
+            yield (
+                f"run_dir: {self.run_dir}: not a run of language models (it has no state.json), name the folder of one"
+            )
 
 
 @dataclass(frozen=True)
@@ -66,22 +72,35 @@ class TextTrainingSettings:
         200, "Items played in an iteration (malt: a tree for each; a rule with group_size: so many dialogues).", ge=1
     )
     format_warmup: int = option(
-        0, "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0: none).", ge=0
+        0,
+        "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0:"
+        " none).",
+        ge=0,
     )
     warmup_agents: tuple[str, ...] = option(
-        (), "Whom the format warm-up shows the scenario's own examples instead of random replies, where the scenario has any."
+        (),
+        "Whom the format warm-up shows the scenario's own examples instead of random replies, where the scenario has"
+        " any.",
     )
-    format_warmup_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of the format warm-up's fine-tuning jobs.")
-    fine_tune_on_all_previous_rollouts: bool = option(False, "Learn from the rollouts of all iterations so far, not of the last alone.")
+    format_warmup_tuning: FineTuningSettings = option(
+        FineTuningSettings, "Hyper-parameters of the format warm-up's fine-tuning jobs."
+    )
+    fine_tune_on_all_previous_rollouts: bool = option(
+        False, "Learn from the rollouts of all iterations so far, not of the last alone."
+    )
     fine_tune_after_last: bool = option(False, "Fine-tune after the last sampling too (published: no).")
     guess_replacement: float = option(
         0.0, "Share of rollouts in which the verifier learns the true verdict instead of its own.", ge=0, le=1
     )
-    guess_replacement_annealing: Literal["none", "linear", "exponential"] = option("none", "How that share falls over iterations.")
+    guess_replacement_annealing: Literal["none", "linear", "exponential"] = option(
+        "none", "How that share falls over iterations."
+    )
     guess_replacement_rate: float = option(
         0.1, "By how much it falls: subtracted (linear) or as a factor 1 - rate (exponential).", ge=0, le=1
     )
-    test_scheme: Literal["none", "all", "last", "first_and_last"] = option("all", "In which iterations held-out items are played.")
+    test_scheme: Literal["none", "all", "last", "first_and_last"] = option(
+        "all", "In which iterations held-out items are played."
+    )
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
     test_while_fine_tuning: bool = option(
@@ -100,10 +119,19 @@ class TextTrainingSettings:
             yield "warmup_agents: format_warmup is 0, leave it out or raise that"
         for key in ("beta", "nll_coefficient", "min_examples"):
             if getattr(self.format_warmup_tuning, key) != getattr(FineTuningSettings, key):
-                yield f"format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples, leave it out"
-        for key in ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate") if not self.replaces_guesses else ():
+                yield (
+                    f"format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples,"
+                    " leave it out"
+                )
+        for key in (
+            ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate")
+            if not self.replaces_guesses
+            else ()
+        ):
             if (given := getattr(self, key)) != getattr(TextTrainingSettings, key):
-                yield f"{key}: got {given}, but {self.name} learns from pairs and replaces no guesses, leave it out"  # pyright: ignore[reportAttributeAccessIssue]
+                yield (  # pyright: ignore[reportAttributeAccessIssue]
+                    f"{key}: got {given}, but {self.name} learns from pairs and replaces no guesses, leave it out"
+                )
 
 
 @dataclass(frozen=True)
@@ -113,22 +141,34 @@ class ExpertIterationSettings(TextTrainingSettings):
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["expert_iteration"] = option("expert_iteration", "Expert iteration.")
-    selection: Literal["threshold", "weighted_sampling"] = option("threshold", "Keep what reached a reward, or sample by reward.")
+    selection: Literal["threshold", "weighted_sampling"] = option(
+        "threshold", "Keep what reached a reward, or sample by reward."
+    )
     reward_threshold: float = option(0.9, "Episode reward from which an agent learns from its dialogue (threshold).")
-    sample_size_factor: float = option(0.5, "Dialogues to draw, as a share of those there are (weighted_sampling).", gt=0)
-    weighting_minimum: float | None = option(None, "Reward that gets weight zero (weighted_sampling; none: the smallest that occurred).")
+    sample_size_factor: float = option(
+        0.5, "Dialogues to draw, as a share of those there are (weighted_sampling).", gt=0
+    )
+    weighting_minimum: float | None = option(
+        None, "Reward that gets weight zero (weighted_sampling; none: the smallest that occurred)."
+    )
     weighting_with_replacement: bool = option(True, "A dialogue may be drawn more than once (weighted_sampling).")
     weighting_epsilon: float = option(0.01, "Weight spread evenly over all dialogues (weighted_sampling).", ge=0)
 
     def faults(self) -> Iterator[str]:
         """Settings of the other selection, and of preferences."""
-        unset, drawn = ExpertIterationSettings(), [field.name for field in fields(self) if field.name.startswith(("sample_", "weighting_"))]
+        unset, drawn = (
+            ExpertIterationSettings(),
+            [field.name for field in fields(self) if field.name.startswith(("sample_", "weighting_"))],
+        )
         for key in drawn if self.selection == "threshold" else ["reward_threshold"]:
             if getattr(self, key) != getattr(unset, key):
                 yield f"{key}: is not for selection {self.selection}, leave it out"
         for key in ("beta", "nll_coefficient"):
             if getattr(self.fine_tuning, key):
-                yield f"fine_tuning.{key}: is for preferences (DPO), and expert iteration learns from examples, leave it out"
+                yield (
+                    f"fine_tuning.{key}: is for preferences (DPO), and expert iteration learns from examples, leave"
+                    " it out"
+                )
 
 
 @dataclass(frozen=True)
@@ -141,7 +181,9 @@ class MaltSettings(TextTrainingSettings):
 
     name: Literal["malt"] = option("malt", "MALT.")
     num_responses: int = option(2, "Joint replies sampled at every node of a tree.", ge=2)
-    reward_threshold: float | None = option(None, "Expected reward from which a reply is positive (none: the agent's reward mid-point).")
+    reward_threshold: float | None = option(
+        None, "Expected reward from which a reply is positive (none: the agent's reward mid-point)."
+    )
 
 
 @dataclass(frozen=True)
@@ -152,7 +194,8 @@ class TextFaultToleranceSettings:
 
     hang_timeout_s: float = option(
         120.0,
-        "Seconds without a sign of life after which a rollout worker, a learner, the local model's actors or a trial count as lost.",
+        "Seconds without a sign of life after which a rollout worker, a learner, the local model's actors or a trial"
+        " count as lost.",
         gt=0,
     )
 
@@ -168,7 +211,8 @@ class TalkSettings:
     max_in_flight: int = option(64, "Calls waiting for an answer at once, over all talkers.", ge=1)
     max_invalid_share: float = option(
         0.5,
-        "A run ends when more of an agent's last 50 replies, or all in a stage, from a hosted provider, cannot be used (1: never).",
+        "A run ends when more of an agent's last 50 replies, or all in a stage, from a hosted provider, cannot be used"
+        " (1: never).",
         ge=0,
         le=1,
     )

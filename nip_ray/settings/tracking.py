@@ -38,7 +38,9 @@ class MlflowSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     enabled: bool = option(False, "Send figures there (needs the extra `mlflow`).")
-    tracking_uri: str | None = option(None, "Server, database or folder (none: $MLFLOW_TRACKING_URI, else MLflow's own default).")
+    tracking_uri: str | None = option(
+        None, "Server, database or folder (none: $MLFLOW_TRACKING_URI, else MLflow's own default)."
+    )
     experiment: str = option("nip_ray", "Name of the experiment there.")
     checkpoints: bool = option(True, "Keep checkpoints as artifacts.")
     transcripts: bool = option(True, "Keep transcripts as artifacts.")
@@ -46,13 +48,18 @@ class MlflowSettings:
 
 @dataclass(frozen=True)
 class TracesSettings:
-    """OpenTelemetry spans, sent as OTLP over HTTP. Headers with keys come from $OTEL_EXPORTER_OTLP_HEADERS, never from a config."""
+    """OpenTelemetry spans, sent as OTLP over HTTP. Headers with keys come from $OTEL_EXPORTER_OTLP_HEADERS, never from
+    a config."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    enabled: bool = option(False, "Send spans of stages, dialogues, calls and fine-tuning jobs (needs the extra `traces`).")
+    enabled: bool = option(
+        False, "Send spans of stages, dialogues, calls and fine-tuning jobs (needs the extra `traces`)."
+    )
     endpoint: str | None = option(
-        None, "Address of the collector (none: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or $OTEL_EXPORTER_OTLP_ENDPOINT, else localhost:4318)."
+        None,
+        "Address of the collector (none: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or $OTEL_EXPORTER_OTLP_ENDPOINT, else"
+        " localhost:4318).",
     )
     content: bool = option(False, "Send prompts and replies with the spans of calls.")
     weave: bool = option(False, "Send the spans to the Weave page of `wandb`'s project, too.")
@@ -65,9 +72,12 @@ class MirrorSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     url: str | None = option(
-        None, "s3://BUCKET/PATH, gs://BUCKET/PATH or file:///PATH; the run folder's name is put behind it (none: no copy)."
+        None,
+        "s3://BUCKET/PATH, gs://BUCKET/PATH or file:///PATH; the run folder's name is put behind it (none: no copy).",
     )
-    interval_s: float = option(60.0, "Seconds after which new rows are copied at the latest; checkpoints are at once.", gt=0)
+    interval_s: float = option(
+        60.0, "Seconds after which new rows are copied at the latest; checkpoints are at once.", gt=0
+    )
 
 
 @dataclass(frozen=True)

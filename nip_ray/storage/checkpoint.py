@@ -1,23 +1,26 @@
 """Checkpoints that are written whole or not at all, and verified before anything in them is read.
 
-A checkpoint is a folder `NNNNNN` (its iteration) with `NAME.pt` for each entry of `tensors`, `state.json`, and `manifest.json`, which holds
-the SHA-256 sum and the size of every other file, and of itself.
+A checkpoint is a folder `NNNNNN` (its iteration) with `NAME.pt` for each entry of `tensors`, `state.json`, and
+`manifest.json`, which holds the SHA-256 sum and the size of every other file, and of itself.
 
 Why a kill, or a power cut, at any moment leaves a valid checkpoint behind, once there was one:
-- all files are written into a hidden folder `.NNNNNN.tmp-PID`, then they and that folder are fsynced, then it is renamed to
-  `NNNNNN`, then the parent is fsynced. The rename is atomic, so `NNNNNN` never holds less than everything;
-- older checkpoints are removed only after that. Each is first renamed to a hidden name, so that none is ever seen half removed;
-- an iteration that exists already is renamed to `.NNNNNN.old-PID` before the new one takes its name. Between the two renames the
-  old one is still found under its hidden name by `load_checkpoint`, and the next `save_checkpoint` gives it its name back;
-- what killed writers left is removed by the next save. One process writes at a time: the caller holds the lock of the run folder.
+- all files are written into a hidden folder `.NNNNNN.tmp-PID`, then they and that folder are fsynced, then it is
+  renamed to `NNNNNN`, then the parent is fsynced. The rename is atomic, so `NNNNNN` never holds less than everything;
+- older checkpoints are removed only after that. Each is first renamed to a hidden name, so that none is ever seen half
+  removed;
+- an iteration that exists already is renamed to `.NNNNNN.old-PID` before the new one takes its name. Between the two
+  renames the old one is still found under its hidden name by `load_checkpoint`, and the next `save_checkpoint` gives it
+  its name back;
+- what killed writers left is removed by the next save. One process writes at a time: the caller holds the lock of the
+  run folder.
 
-What the disk or a hand damages later is found by the sums: size and sum of every file are compared before the first is read. The loader
-then falls back to the checkpoint before; not from one that a newer nip_ray wrote, which is an error. It never runs code from a file:
-tensors are read by `torch.load(weights_only=True)`, and a file that has something else in it, under a right sum, was not written here:
-that is an error, and nothing falls back.
+What the disk or a hand damages later is found by the sums: size and sum of every file are compared before the first is
+read. The loader then falls back to the checkpoint before; not from one that a newer nip_ray wrote, which is an error.
+It never runs code from a file: tensors are read by `torch.load(weights_only=True)`, and a file that has something else
+in it, under a right sum, was not written here: that is an error, and nothing falls back.
 
-Weights alone, for others to have, are a folder with the manifest and the state at its top and `AGENT.safetensors` for each agent
-(`write_weights`). It is read as the one checkpoint of a run folder that has no `checkpoints`.
+Weights alone, for others to have, are a folder with the manifest and the state at its top and `AGENT.safetensors` for
+each agent (`write_weights`). It is read as the one checkpoint of a run folder that has no `checkpoints`.
 """
 
 import hashlib
@@ -53,8 +56,9 @@ _HIDDEN = re.compile(r"\.(\d{6,})\.(tmp|trash)-\d+")
 class Checkpoint:
     """What was saved, verified.
 
-    iteration: when. tensors: name -> nested dicts and lists of tensors (on the CPU) and plain values. state: plain JSON values.
-    fingerprint: of the config it belongs to. path: its folder. skipped: for each newer checkpoint that was passed over, its path and why.
+    iteration: when. tensors: name -> nested dicts and lists of tensors (on the CPU) and plain values. state: plain JSON
+    values. fingerprint: of the config it belongs to. path: its folder. skipped: for each newer checkpoint that was
+    passed over, its path and why.
     """
 
     iteration: int
@@ -70,15 +74,21 @@ class _Damaged(Exception):
 
 
 def save_checkpoint(
-    folder: Path, iteration: int, tensors: Mapping[str, Any], state: Mapping[str, Any], fingerprint: str, keep: int | None
+    folder: Path,
+    iteration: int,
+    tensors: Mapping[str, Any],
+    state: Mapping[str, Any],
+    fingerprint: str,
+    keep: int | None,
 ) -> Path:
-    """Write the checkpoint of `iteration` into `folder` (the run's `checkpoints`), then remove those before it beyond `keep` (None: none).
+    """Write the checkpoint of `iteration` into `folder` (the run's `checkpoints`), then remove those before it beyond
+    `keep` (None: none).
 
-    tensors: NAME -> nested dicts, lists and tuples of tensors, numpy arrays (which come back as tensors), numbers, strings, None.
-    state: plain JSON values with finite numbers (tuples come back as lists; put other numbers into `tensors`, which keep them exactly).
-    An existing checkpoint of `iteration` is replaced. Later iterations are neither counted nor touched: see `rewind_checkpoints`.
-    Returns the checkpoint's folder. Raises UserError when it cannot be written (all earlier checkpoints are then still there),
-    ValueError for content that could not be read back.
+    tensors: NAME -> nested dicts, lists and tuples of tensors, numpy arrays (which come back as tensors), numbers,
+    strings, None. state: plain JSON values with finite numbers (tuples come back as lists; put other numbers into
+    `tensors`, which keep them exactly). An existing checkpoint of `iteration` is replaced. Later iterations are neither
+    counted nor touched: see `rewind_checkpoints`. Returns the checkpoint's folder. Raises UserError when it cannot be
+    written (all earlier checkpoints are then still there), ValueError for content that could not be read back.
     """
     if iteration < 0 or (keep is not None and keep < 1):
         raise ValueError(f"iteration must be at least 0 and keep at least 1 (got {iteration}, {keep})")
@@ -94,15 +104,18 @@ def save_checkpoint(
         _remove(older[:-keep] if keep is not None else [])
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise UserError(f"{final}: the checkpoint cannot be written ({error.strerror or error}); earlier ones are untouched") from None
+        raise UserError(
+            f"{final}: the checkpoint cannot be written ({error.strerror or error}); earlier ones are untouched"
+        ) from None
     return final
 
 
 def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str | None = None) -> Checkpoint:
     """The checkpoint of `iteration`, or the newest undamaged one; those passed over are named in its `skipped`.
 
-    Raises UserError when there is none (left), when the one asked for is missing or damaged, when it belongs to another config than
-    `fingerprint`, when a newer nip_ray wrote it, and when one with right sums holds anything but tensors and plain values.
+    Raises UserError when there is none (left), when the one asked for is missing or damaged, when it belongs to another
+    config than `fingerprint`, when a newer nip_ray wrote it, and when one with right sums holds anything but tensors
+    and plain values.
     """
     found = _candidates(folder)
     if iteration is not None:
@@ -125,8 +138,11 @@ def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str
     raise UserError(f"{folder}: no undamaged checkpoint is left: {'; '.join(skipped)}")
 
 
-def write_weights(folder: Path, iteration: int, modules: Mapping[str, Mapping[str, torch.Tensor]], fingerprint: str) -> None:
-    """Write the weights of each agent into `folder`, which has no other files, in the form that is read as a checkpoint without the rest.
+def write_weights(
+    folder: Path, iteration: int, modules: Mapping[str, Mapping[str, torch.Tensor]], fingerprint: str
+) -> None:
+    """Write the weights of each agent into `folder`, which has no other files, in the form that is read as a checkpoint
+    without the rest.
 
     Raises UserError without the library safetensors.
     """
@@ -150,7 +166,8 @@ def weights_alone(run_dir: Path) -> dict[int, Path]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether any checkpoint, damaged or not, was ever finished in `folder`; what a kill during the very first save leaves is none."""
+    """Whether any checkpoint, damaged or not, was ever finished in `folder`; what a kill during the very first save
+    leaves is none."""
     return bool(_candidates(folder))
 
 
@@ -160,10 +177,11 @@ def kept_iterations(folder: Path) -> list[int]:
 
 
 def rewind_checkpoints(folder: Path, iteration: int) -> None:
-    """Remove the checkpoints after `iteration`, damaged or not, so that training which continues from there is not mixed up with them.
+    """Remove the checkpoints after `iteration`, damaged or not, so that training which continues from there is not
+    mixed up with them.
 
-    Do it before the metrics are rewound: a kill in between then leaves a checkpoint with rows to spare, never one with rows missing.
-    Raises UserError when the folder cannot be written.
+    Do it before the metrics are rewound: a kill in between then leaves a checkpoint with rows to spare, never one with
+    rows missing. Raises UserError when the folder cannot be written.
     """
     if not folder.is_dir():
         return
@@ -188,7 +206,9 @@ def _prepare(folder: Path) -> None:
                 entry.rename(final)
 
 
-def _write_files(aside: Path, iteration: int, tensors: Mapping[str, Any], state: Mapping[str, Any], fingerprint: str) -> None:
+def _write_files(
+    aside: Path, iteration: int, tensors: Mapping[str, Any], state: Mapping[str, Any], fingerprint: str
+) -> None:
     aside.mkdir()
     for name, content in tensors.items():
         with (aside / f"{name}.pt").open("wb") as file:
@@ -208,7 +228,13 @@ def _write_manifest(aside: Path, iteration: int, state: Mapping[str, Any], finge
     for path in sorted(aside.iterdir()):
         with path.open("rb") as file:
             files[path.name] = {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
-    manifest = {"format": FORMAT, "version": VERSION, "iteration": iteration, "fingerprint": fingerprint, "files": files}
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "iteration": iteration,
+        "fingerprint": fingerprint,
+        "files": files,
+    }
     (aside / MANIFEST).write_bytes(_readable({**manifest, "sha256": checksum(manifest)}))
 
 
@@ -243,7 +269,8 @@ def _finished(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _candidates(folder: Path) -> dict[int, Path]:
-    """iteration -> path, with those that a killed writer had moved aside and not yet replaced; of weights alone, the run folder itself."""
+    """iteration -> path, with those that a killed writer had moved aside and not yet replaced; of weights alone, the
+    run folder itself."""
     if not folder.is_dir():
         return weights_alone(folder.parent)
     hidden = {_number_of(entry.name): entry for entry in folder.iterdir() if _REPLACED.fullmatch(entry.name)}
@@ -277,11 +304,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         stated = manifest.pop("sha256")
         if type(version) is int and version > VERSION:
             newer = f"has the format version {version}, and this nip_ray knows those up to {VERSION}"
-            if stated == checksum(manifest):  # no damage: to continue from an earlier one would remove what a newer nip_ray has done
+            # no damage: to continue from an earlier one would remove what a newer nip_ray has done
+            if stated == checksum(manifest):
                 raise UserError(f"{path} {newer}; use a newer one")
             raise _Damaged(f"it {newer}")
         intact = manifest["format"] == FORMAT and version == VERSION and stated == checksum(manifest)
-        well_formed = intact and all(_is_entry(name, entry) for name, entry in manifest["files"].items()) and STATE in manifest["files"]
+        well_formed = (
+            intact
+            and all(_is_entry(name, entry) for name, entry in manifest["files"].items())
+            and STATE in manifest["files"]
+        )
     except FileNotFoundError:
         raise _Damaged(f"{MANIFEST} is missing") from None
     except OSError as error:
@@ -303,8 +335,8 @@ def _is_entry(name: str, entry: Any) -> bool:
 def _read(path: Path, manifest: Mapping[str, Any], expected: str | None, skipped: list[str]) -> Checkpoint:
     if expected is not None and manifest["fingerprint"] != expected:
         raise UserError(
-            f"{path} is a checkpoint of another config: its fingerprint is {manifest['fingerprint']}, that of this config {expected}; "
-            "resume with the config that the run was started with"
+            f"{path} is a checkpoint of another config: its fingerprint is {manifest['fingerprint']}, that of this"
+            f" config {expected}; resume with the config that the run was started with"
         )
     tensors: dict[str, Any] = {}
     for name in manifest["files"]:
@@ -317,7 +349,9 @@ def _read(path: Path, manifest: Mapping[str, Any], expected: str | None, skipped
         try:
             tensors[name.removesuffix(".pt")] = torch.load(path / name, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises a dozen kinds
-            raise UserError(f"{path / name} holds something else than tensors and plain values; it was not read ({_kind(error)})") from None
+            raise UserError(
+                f"{path / name} holds something else than tensors and plain values; it was not read ({_kind(error)})"
+            ) from None
     try:
         state = json.loads((path / STATE).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
@@ -345,7 +379,8 @@ def _kind(error: Exception) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """`value` in types that `torch.load(weights_only=True)` reads. A view is copied, so that it does not take its whole storage along."""
+    """`value` in types that `torch.load(weights_only=True)` reads. A view is copied, so that it does not take its whole
+    storage along."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):
@@ -357,7 +392,10 @@ def _plain(value: Any, where: str) -> Any:
             raise ValueError(f"{where}: {error}") from None
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu().as_subclass(torch.Tensor)
-        whole = tensor.layout != torch.strided or tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        whole = (
+            tensor.layout != torch.strided
+            or tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        )
         return tensor if whole else tensor.clone()
     if isinstance(value, Mapping):
         strange = [key for key in value if type(key) not in (str, int)]
@@ -367,7 +405,10 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         parts = [_plain(part, f"{where}[{number}]") for number, part in enumerate(value)]
         return parts if isinstance(value, list) else tuple(parts)
-    raise ValueError(f"{where}: a {type(value).__name__} cannot be kept in a checkpoint, only tensors, numbers, strings, dicts and lists")
+    raise ValueError(
+        f"{where}: a {type(value).__name__} cannot be kept in a checkpoint, only tensors, numbers, strings, dicts and"
+        " lists"
+    )
 
 
 def _check_state(value: Any, where: str) -> None:

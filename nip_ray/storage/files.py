@@ -1,13 +1,13 @@
 """The one way in which files are written: whole in one step, or a line at a time at the end, by one writer at a time.
 
 Decisions that matter here:
-- a whole file is written aside, fsynced and renamed: a reader, or whoever comes after a crash, sees all of the old content or all of
-  the new;
-- a line is put at the end by a single write. A kill can tear the last line only; it was never acted upon, and is cut off when the file
-  is opened next;
+- a whole file is written aside, fsynced and renamed: a reader, or whoever comes after a crash, sees all of the old
+  content or all of the new;
+- a line is put at the end by a single write. A kill can tear the last line only; it was never acted upon, and is cut
+  off when the file is opened next;
 - every line carries the version of its format (`check_version`) and, where money hangs on it, a CRC-32 (`sealed`);
-- locks are `flock`: the kernel drops one with the process that holds it, however that dies, so none is ever stale. Readers take none.
-  A file system without locks gets a warning instead.
+- locks are `flock`: the kernel drops one with the process that holds it, however that dies, so none is ever stale.
+  Readers take none. A file system without locks gets a warning instead.
 """
 
 import errno
@@ -30,14 +30,16 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step. Raises UserError when it cannot be written; the old content is then still there."""
+    """Put `data` at `path` in one step. Raises UserError when it cannot be written; the old content is then still
+    there."""
     with written_aside(path) as aside:
         aside.write_bytes(data)
 
 
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write a file to, which takes the name `path` in one step once it is whole; the folder must be there.
+    """A path beside `path` to write a file to, which takes the name `path` in one step once it is whole; the folder
+    must be there.
 
     Raises UserError for an OSError on the way; what had the name is then still there.
     """
@@ -55,7 +57,8 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def make_parents(path: Path) -> None:
-    """Make the folder that a file at `path` needs; its name is on disk on return. Raises UserError when it cannot be made."""
+    """Make the folder that a file at `path` needs; its name is on disk on return. Raises UserError when it cannot be
+    made."""
     try:
         make_folder(path.parent)
     except OSError as error:
@@ -70,7 +73,8 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder, and those above it that are missing; their names are on disk on return. Raises OSError when it cannot be made."""
+    """Make the folder, and those above it that are missing; their names are on disk on return. Raises OSError when it
+    cannot be made."""
     if not path.is_dir():
         make_folder(path.absolute().parent)
         path.mkdir(exist_ok=True)
@@ -109,13 +113,17 @@ def lock(file: IO[Any] | FileIO, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _NO_LOCKS:
-            warnings.warn(f"{path}: this file system has no locks; see to it that one process writes here at a time", stacklevel=3)
+            warnings.warn(
+                f"{path}: this file system has no locks; see to it that one process writes here at a time", stacklevel=3
+            )
             return
         holder = ""
         if file.readable():
             file.seek(0)
             holder = str(file.read()).strip()
-        raise UserError(f"{path} is being written by {holder or 'another process'}; wait for it to end, or end it") from None
+        raise UserError(
+            f"{path} is being written by {holder or 'another process'}; wait for it to end, or end it"
+        ) from None
 
 
 def is_locked(path: Path) -> bool:
@@ -131,7 +139,8 @@ def is_locked(path: Path) -> bool:
 class LineFile:
     """The file at `path`, locked and opened to append lines to; it and its folder are made when missing.
 
-    Raises UserError when it cannot be opened, or is open for writing elsewhere. locked: False where another lock guards it.
+    Raises UserError when it cannot be opened, or is open for writing elsewhere. locked: False where another lock guards
+    it.
     """
 
     def __init__(self, path: Path, *, locked: bool = True) -> None:
@@ -140,7 +149,8 @@ class LineFile:
         make_parents(path)
         try:
             file = path.open("ab", buffering=0)
-            for part in (path, path.parent):  # an old file too: its writer may have been killed before its name or last line was on disk
+            # an old file too: its writer may have been killed before its name or last line was on disk
+            for part in (path, path.parent):
                 sync(part)
         except OSError as error:
             cannot_write(path, error)
@@ -161,7 +171,8 @@ class LineFile:
             cannot_write(self.path, error)
 
     def append(self, line: bytes) -> None:
-        """Add a line, which is with the operating system on return. Raises UserError when it cannot be written; no part of it stays."""
+        """Add a line, which is with the operating system on return. Raises UserError when it cannot be written; no part
+        of it stays."""
         file = self._open()
         try:
             if (written := file.write(line)) != len(line):
@@ -190,8 +201,8 @@ class LineFile:
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """The lines of a file that another process may be writing, with their ends: the last may have none, or zeros in it where blocks never
-    reached the disk. None when the file is missing. Raises UserError when it cannot be read.
+    """The lines of a file that another process may be writing, with their ends: the last may have none, or zeros in it
+    where blocks never reached the disk. None when the file is missing. Raises UserError when it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -209,7 +220,8 @@ def sealed(entry: Any, version: int) -> bytes:
 
 
 def unsealed(line: bytes, newest: int, where: str) -> Any:
-    """The value of a `sealed` line. Raises ValueError for a line that is not as it was written, UserError for one of a newer version."""
+    """The value of a `sealed` line. Raises ValueError for a line that is not as it was written, UserError for one of a
+    newer version."""
     try:
         row = json.loads(line)
         version, entry = row["version"], row["entry"]
@@ -226,12 +238,16 @@ def check_version(version: Any, newest: int, where: str) -> None:
     if type(version) is not int or version < 1:
         raise UserError(f"{where} is damaged: its format version is {version!r}")
     if version > newest:
-        raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {newest}; use a newer one")
+        raise UserError(
+            f"{where} has the format version {version}, and this nip_ray knows those up to {newest}; use a newer one"
+        )
 
 
 def cannot_write(path: Path, error: OSError) -> NoReturn:
     """Raise the UserError for a place that cannot be written."""
-    raise UserError(f"{path} cannot be written ({error.strerror or error}); what was saved before is untouched") from None
+    raise UserError(
+        f"{path} cannot be written ({error.strerror or error}); what was saved before is untouched"
+    ) from None
 
 
 def sum_of(path: Path) -> str:

@@ -7,9 +7,11 @@ from typing import Any
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that depend on the content of `config` (plain JSON values) alone, not on the order of its keys.
+    """16 hexadecimal digits that depend on the content of `config` (plain JSON values) alone, not on the order of its
+    keys.
 
-    Callers pass the parts that matter: what may change between a run and its resumption stays out. Raises TypeError for other values.
+    Callers pass the parts that matter: what may change between a run and its resumption stays out. Raises TypeError for
+    other values.
     """
     return checksum(config)[:16]
 

@@ -1,16 +1,16 @@
 """The run folder, the same for every trainer.
 
-    config.yaml  metrics.jsonl  checkpoints/NNNNNN/{manifest.json, ...}  transcripts/*.jsonl  instances.json  evaluation.json  report.html
-    environment.json
+    config.yaml  metrics.jsonl  checkpoints/NNNNNN/{manifest.json, ...}  transcripts/*.jsonl  instances.json
+    evaluation.json  report.html environment.json
 
 Decisions that matter here:
-- a folder is a run from the moment it has a `config.yaml`, which is put there last and in one piece; whatever a killed `create`
-  leaves behind counts as empty, so that it can be repeated;
-- files are replaced, never overwritten. The one exception is `metrics.jsonl`, to which rows are appended; a torn last line is as good as
-  none (see `nip_ray.storage.files`);
+- a folder is a run from the moment it has a `config.yaml`, which is put there last and in one piece; whatever a killed
+  `create` leaves behind counts as empty, so that it can be repeated;
+- files are replaced, never overwritten. The one exception is `metrics.jsonl`, to which rows are appended; a torn last
+  line is as good as none (see `nip_ray.storage.files`);
 - one writer at a time, who holds the lock of `.lock`;
-- JSON stays JSON: numbers that are not finite are written as null. Every document and every line carries a format version, which
-  reading checks and takes off again; what a newer version wrote is refused, not guessed at.
+- JSON stays JSON: numbers that are not finite are written as null. Every document and every line carries a format
+  version, which reading checks and takes off again; what a newer version wrote is refused, not guessed at.
 """
 
 import json
@@ -52,7 +52,8 @@ _LEFTOVER = re.compile(r"\..+\.tmp-(\d{1,9})")
 class RunFolder:
     """One run on disk. Made by `create` or `open`; a context manager that gives its lock back at the end.
 
-    path: the folder. checkpoints: the folder that `nip_ray.storage.checkpoint` works in. writable: whether this object holds the lock.
+    path: the folder. checkpoints: the folder that `nip_ray.storage.checkpoint` works in. writable: whether this object
+    holds the lock.
     """
 
     def __init__(self, path: Path, lock: TextIO | None) -> None:
@@ -63,21 +64,29 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
-        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept, with its checksum. A run that ended before
-        its first iteration makes room; one of the same config leaves its name, by which trackers and a copy in a store know it.
+        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept, with its checksum. A
+        run that ended before its first iteration makes room; one of the same config leaves its name, by which trackers
+        and a copy in a store know it.
 
-        Raises UserError when the folder holds a run already or anything else, cannot be written, or is being written by another process.
+        Raises UserError when the folder holds a run already or anything else, cannot be written, or is being written by
+        another process.
         """
         path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            foreign = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK and not _LEFTOVER.fullmatch(entry.name))
+            foreign = sorted(
+                entry.name for entry in path.iterdir() if entry.name != LOCK and not _LEFTOVER.fullmatch(entry.name)
+            )
         except FileExistsError:
             raise UserError(f"{path} is a file; a run needs a folder: choose another path") from None
         except OSError as error:
-            raise UserError(f"{path}: no run can be made here ({error.strerror}); choose a folder that can be written") from None
+            raise UserError(
+                f"{path}: no run can be made here ({error.strerror}); choose a folder that can be written"
+            ) from None
         if CONFIG not in foreign and foreign:
-            raise UserError(f"{path} is not empty and holds no run (it has {', '.join(foreign[:3])}); choose a new or empty folder")
+            raise UserError(
+                f"{path} is not empty and holds no run (it has {', '.join(foreign[:3])}); choose a new or empty folder"
+            )
         if not only_begun(path):
             _refuse_run(path)
         run = cls(path, lock(path))
@@ -103,7 +112,9 @@ class RunFolder:
         """
         path = Path(path)
         if not path.is_dir():
-            raise UserError(f"{path}: no run here, {'it is not a folder' if path.exists() else 'there is no such folder'}")
+            raise UserError(
+                f"{path}: no run here, {'it is not a folder' if path.exists() else 'there is no such folder'}"
+            )
         if not (path / CONFIG).is_file():
             raise UserError(f"{path}: no run here, {CONFIG} is missing")
         if (path / IDENTITY).is_file():
@@ -128,16 +139,19 @@ class RunFolder:
         return plain_config(_read_text(self.path / CONFIG), str(self.path / CONFIG))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; it is with the operating system on return.
+        """Add one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; it is with the operating system
+        on return.
 
-        Values are numbers (Python's, numpy's, or tensors with one element), strings, booleans or None. NaN and both infinities are
-        written as null: the file stays valid JSON, and which of them it was is lost.
-        Raises UserError when the file cannot be written, ValueError for a row that is not flat or has no iteration.
+        Values are numbers (Python's, numpy's, or tensors with one element), strings, booleans or None. NaN and both
+        infinities are written as null: the file stays valid JSON, and which of them it was is lost. Raises UserError
+        when the file cannot be written, ValueError for a row that is not flat or has no iteration.
         """
         self._require_lock()
         plain = json_ready(row)
         if type(plain.get("iteration")) is not int or "version" in plain:
-            raise ValueError(f"a row of metrics needs an integer `iteration` and leaves `version` to us (got {row!r:.200})")
+            raise ValueError(
+                f"a row of metrics needs an integer `iteration` and leaves `version` to us (got {row!r:.200})"
+            )
         nested = [key for key, value in plain.items() if isinstance(value, dict | list)]
         if nested:
             raise ValueError(f"rows of metrics are flat, but {', '.join(nested)} is not a single value")
@@ -148,7 +162,8 @@ class RunFolder:
         self._metrics.append(_line(plain))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows of `metrics.jsonl`, without a torn last line. Raises UserError that names a damaged line before the last."""
+        """All rows of `metrics.jsonl`, without a torn last line. Raises UserError that names a damaged line before the
+        last."""
         return [row for row, _ in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
 
     def figures(self) -> dict[str, Any]:
@@ -166,12 +181,14 @@ class RunFolder:
         self._close_metrics()
         path = self.path / METRICS
         if path.exists():
-            kept = [line for row, line in _read_lines(path, "iteration", torn_tail=True) if row["iteration"] <= iteration]
+            kept = [
+                line for row, line in _read_lines(path, "iteration", torn_tail=True) if row["iteration"] <= iteration
+            ]
             write_atomically(path, b"".join(kept))
 
     def mend_metrics(self, iterations: Iterable[int]) -> str:
-        """Put rows in order, the last of each iteration alone, and one with nothing but `missing: true` in the place of each of these
-        iterations that has none.
+        """Put rows in order, the last of each iteration alone, and one with nothing but `missing: true` in the place of
+        each of these iterations that has none.
 
         Returns what to warn of, "" where nothing was to be done.
         """
@@ -187,7 +204,9 @@ class RunFolder:
             faults.append("rows stood twice or out of order; they are sorted, and of each iteration the last is kept")
         if not faults:
             return ""
-        made = {number: {"iteration": number, "missing": True} for number in missing} | {row["iteration"]: row for row in rows}
+        made = {number: {"iteration": number, "missing": True} for number in missing} | {
+            row["iteration"]: row for row in rows
+        }
         self._close_metrics()
         write_atomically(self.path / METRICS, b"".join(_line(made[number]) for number in sorted(made)))
         return f"{self.path / METRICS}: {'; '.join(faults)}"
@@ -198,21 +217,24 @@ class RunFolder:
             self._metrics.sync()
 
     def row_sums(self) -> list[str]:
-        """A checksum of each row of `metrics.jsonl`, in the order in which they stand there. Raises UserError when it cannot be read."""
+        """A checksum of each row of `metrics.jsonl`, in the order in which they stand there. Raises UserError when it
+        cannot be read."""
         return [_row_sum(line) for line in lines_of(self.path / METRICS)]
 
     def changed_rows(self, stated: Sequence[str]) -> list[int]:
-        """The iterations of which a row is another than when `row_sums` of iterations 1, 2, ... were `stated`. That some are missing is
-        `mend_metrics`' to tell.
+        """The iterations of which a row is another than when `row_sums` of iterations 1, 2, ... were `stated`. That
+        some are missing is `mend_metrics`' to tell.
         """
         rows = ((row["iteration"], line) for row, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True))
-        return sorted({number for number, line in rows if 0 < number <= len(stated) and _row_sum(line) != stated[number - 1]})
+        return sorted(
+            {number for number, line in rows if 0 < number <= len(stated) and _row_sum(line) != stated[number - 1]}
+        )
 
     def write_transcripts(self, name: str, records: Iterable[Mapping[str, Any]]) -> Path:
         """Write `transcripts/NAME.jsonl`, one record a line, in one step; what had the name is replaced.
 
-        name: the iteration with six digits, with a word before it where there are several kinds: "000050", "greedy-000050".
-        Raises UserError when it cannot be written, ValueError for another kind of name.
+        name: the iteration with six digits, with a word before it where there are several kinds: "000050",
+        "greedy-000050". Raises UserError when it cannot be written, ValueError for another kind of name.
         """
         self._require_lock()
         return write_lines(self._transcript(name), records)
@@ -226,11 +248,16 @@ class RunFolder:
 
     def transcript_names(self) -> list[str]:
         """The names of all transcripts, by iteration."""
-        found = [(int(match[1]), match[0]) for file in self.transcripts.glob("*.jsonl") if (match := _TRANSCRIPT.fullmatch(file.stem))]
+        found = [
+            (int(match[1]), match[0])
+            for file in self.transcripts.glob("*.jsonl")
+            if (match := _TRANSCRIPT.fullmatch(file.stem))
+        ]
         return [name for _, name in sorted(found)]
 
     def rewind_transcripts(self, iteration: int) -> None:
-        """Remove the transcripts of iterations after `iteration`. Raises UserError when the folder cannot be written."""
+        """Remove the transcripts of iterations after `iteration`. Raises UserError when the folder cannot be
+        written."""
         self._require_lock()
         for name in self.transcript_names():
             if int(name.rpartition("-")[2]) > iteration:
@@ -241,14 +268,17 @@ class RunFolder:
                     cannot_write(path, error)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
-        """Write the document `name` ("evaluation.json") in one step, with its format and version. Needs no lock: the last writer wins.
+        """Write the document `name` ("evaluation.json") in one step, with its format and version. Needs no lock: the
+        last writer wins.
 
-        Numbers that are not finite become null. Raises UserError when it cannot be written, ValueError for a name with a folder in it.
+        Numbers that are not finite become null. Raises UserError when it cannot be written, ValueError for a name with
+        a folder in it.
         """
         return write_document(self._document(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The content given to `write_json`. Raises UserError when the document is missing, damaged, or of a newer version."""
+        """The content given to `write_json`. Raises UserError when the document is missing, damaged, or of a newer
+        version."""
         path, how = self._document(name), _MENDED_BY.get(name, "write it again")
         try:
             document = json.loads(_read_text(path))
@@ -269,7 +299,9 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _sync_name(self) -> None:
@@ -280,7 +312,8 @@ class RunFolder:
             cannot_write(self.path, error)
 
     def _require_lock(self) -> None:
-        """Where the file was removed, its lock keeps nobody away: take the one that is there now. Raises UserError where another has it."""
+        """Where the file was removed, its lock keeps nobody away: take the one that is there now. Raises UserError
+        where another has it."""
         if self._lock is None:
             raise RuntimeError(f"{self.path} was not opened for writing")
         if not os.fstat(self._lock.fileno()).st_nlink:
@@ -304,25 +337,30 @@ class RunFolder:
 
 
 def read_export(folder: RunFolder) -> dict[str, Any]:
-    """What an export of language models says of itself: iteration, models (group -> name), elsewhere (groups whose weights a provider has)
-    and files (path -> SHA-256 sum). Raises UserError where it is damaged, or of networks.
+    """What an export of language models says of itself: iteration, models (group -> name), elsewhere (groups whose
+    weights a provider has) and files (path -> SHA-256 sum). Raises UserError where it is damaged, or of networks.
     """
     found = folder.read_json(EXPORTED)
     kinds = {"iteration": int, "models": dict, "elsewhere": list, "files": dict}
     if wrong := [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]:
-        raise UserError(f"{folder.path / EXPORTED} is damaged: it has no {', '.join(wrong)} of language models; fetch the export again")
+        raise UserError(
+            f"{folder.path / EXPORTED} is damaged: it has no {', '.join(wrong)} of language models; fetch the export"
+            " again"
+        )
     return found
 
 
 def only_begun(path: Path) -> bool:
-    """True if `path` is the folder of a run that ended while it was built: nothing was computed that it could continue from."""
+    """True if `path` is the folder of a run that ended while it was built: nothing was computed that it could continue
+    from."""
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     return CONFIG in found and found <= _BEFORE_THE_FIRST_ITERATION
 
 
 def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """What a run ran on: Python, platform, processors, versions of the packages that matter, the commit of nip_ray's own checkout
-    ("-dirty" when it has changes), the time. `extra` is added and wins. Nothing of the process environment is in it.
+    """What a run ran on: Python, platform, processors, versions of the packages that matter, the commit of nip_ray's
+    own checkout ("-dirty" when it has changes), the time. `extra` is added and wins. Nothing of the process environment
+    is in it.
     """
     made = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -338,7 +376,8 @@ def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:
 
 
 def json_ready(value: Any) -> Any:
-    """`value` as plain JSON values: mappings, lists and scalars, tensors and arrays unpacked, numbers that are not finite as None.
+    """`value` as plain JSON values: mappings, lists and scalars, tensors and arrays unpacked, numbers that are not
+    finite as None.
 
     Raises ValueError for anything else, and for keys that are not strings.
     """
@@ -358,7 +397,8 @@ def json_ready(value: Any) -> Any:
 
 
 def write_document(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write the JSON document at `path` in one step, with its format (after its name) and version; see `RunFolder.write_json`."""
+    """Write the JSON document at `path` in one step, with its format (after its name) and version; see
+    `RunFolder.write_json`."""
     plain = json_ready(content)
     if {"format", "version"} & set(plain):
         raise ValueError(f"{path.name}: `format` and `version` are ours to write")
@@ -368,7 +408,8 @@ def write_document(path: Path, content: Mapping[str, Any]) -> Path:
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one JSON object a line to `path`, in one step; its folder is made. Raises UserError when it cannot be written."""
+    """Write one JSON object a line to `path`, in one step; its folder is made. Raises UserError when it cannot be
+    written."""
     make_parents(path)
     write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
     return path
@@ -386,7 +427,8 @@ def _refuse_run(path: Path) -> None:
 
 
 def lock(path: Path) -> TextIO:
-    """The locked lock file of a run or a sweep; the lock goes with the file object, or with the process. It names its holder.
+    """The locked lock file of a run or a sweep; the lock goes with the file object, or with the process. It names its
+    holder.
 
     Raises UserError when another process holds it.
     """
@@ -430,14 +472,17 @@ def _line(plain: dict[str, Any]) -> bytes:
 
 
 def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple[dict[str, Any], bytes]]:
-    """(object, its line) for each line of `path`, none when it is missing; with `torn_tail` a last line that is cut off is left out."""
+    """(object, its line) for each line of `path`, none when it is missing; with `torn_tail` a last line that is cut off
+    is left out."""
     rows, lines = [], lines_of(path)
     for number, line in enumerate(lines, 1):
         row = _parse_line(line, required)
         if row is None:
             if torn_tail and number == len(lines):
                 break
-            raise UserError(f"{path}: line {number} of {len(lines)} is damaged; mend or remove it, or go back to a copy")
+            raise UserError(
+                f"{path}: line {number} of {len(lines)} is damaged; mend or remove it, or go back to a copy"
+            )
         check_version(row.pop("version"), VERSION, f"{path}: line {number}")
         rows.append((row, line))
     return rows
@@ -467,7 +512,8 @@ def _read_text(path: Path) -> str:
 
 
 def _refuse_newer(path: Path) -> None:
-    """Raises UserError where the document at `path` is of a newer version; whatever else is wrong with it, its readers report."""
+    """Raises UserError where the document at `path` is of a newer version; whatever else is wrong with it, its readers
+    report."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -495,7 +541,11 @@ def _commit(checkout: Path) -> str | None:
     describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
         done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(checkout), *describe], capture_output=True, text=True, timeout=10, check=False
+            ["git", "--no-optional-locks", "-C", str(checkout), *describe],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -14,7 +14,8 @@ from nip_ray.storage.folder import RunFolder
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """What a run came to. metrics: the last row of `metrics.jsonl`, with the last evaluation's figures. iterations: how many were done."""
+    """What a run came to. metrics: the last row of `metrics.jsonl`, with the last evaluation's figures. iterations: how
+    many were done."""
 
     run_dir: Path
     metrics: dict[str, Any]
@@ -22,11 +23,14 @@ class ExperimentResult:
 
 
 def run_id(folder: RunFolder, name: str, seed: int) -> str:
-    """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on it."""
+    """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on
+    it."""
     if (folder.path / IDENTITY).is_file():
         known = folder.read_json(IDENTITY).get("run_id")
         if not isinstance(known, str):
-            raise UserError(f"{folder.path / IDENTITY} is damaged: it has no run_id; go back to a copy, or remove it for a new name")
+            raise UserError(
+                f"{folder.path / IDENTITY} is damaged: it has no run_id; go back to a copy, or remove it for a new name"
+            )
         return known
     made = f"{re.sub('[^A-Za-z0-9_-]', '-', name)}-{seed}-{secrets.token_hex(4)}"
     folder.write_json(IDENTITY, {"run_id": made})

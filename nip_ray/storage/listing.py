@@ -1,10 +1,12 @@
-"""The runs below a folder and how each of them stands, of the first lines and the last that it takes to know: hundreds in about a second.
+"""The runs below a folder and how each of them stands, of the first lines and the last that it takes to know: hundreds
+in about a second.
 
 Decisions that matter here:
-- a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and nothing below it is looked at.
-  Links to folders are not followed, so that no run stands twice and none outside; of a sweep its trials are listed, once;
-- of `metrics.jsonl` the last `_MAX_TAIL` bytes are read, for the last row and the last evaluation. Damage further up is found by whoever
-  reads it all;
+- a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and nothing
+  below it is looked at. Links to folders are not followed, so that no run stands twice and none outside; of a sweep its
+  trials are listed, once;
+- of `metrics.jsonl` the last `_MAX_TAIL` bytes are read, for the last row and the last evaluation. Damage further up is
+  found by whoever reads it all;
 - nothing is locked for longer than it takes to see whether somebody else has done so, and nothing is written.
 """
 
@@ -52,9 +54,10 @@ Stamp = tuple[int, int]
 class Listed:
     """A run as it stands.
 
-    place: its folder as seen from the one that was searched, with "/" (of that one itself its name). task: scenario, or environment of a
-    runner file. note: what is damaged, else "". done, total: iterations (of a runner file: timesteps); None where unknown. metric, value:
-    its headline. changed: when a file of it was last written, in seconds since 1970. config: {} where it cannot be read.
+    place: its folder as seen from the one that was searched, with "/" (of that one itself its name). task: scenario, or
+    environment of a runner file. note: what is damaged, else "". done, total: iterations (of a runner file: timesteps);
+    None where unknown. metric, value: its headline. changed: when a file of it was last written, in seconds since 1970.
+    config: {} where it cannot be read.
     """
 
     path: Path
@@ -86,11 +89,14 @@ class Listed:
     def record(self) -> dict[str, Any]:
         """All but the config, as plain JSON values."""
         left_out = ("config", "path")
-        return {"path": str(self.path)} | {part.name: getattr(self, part.name) for part in fields(self) if part.name not in left_out}
+        return {"path": str(self.path)} | {
+            part.name: getattr(self, part.name) for part in fields(self) if part.name not in left_out
+        }
 
 
 def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None] | None = None) -> list[Path]:
-    """The run folders at or below `folder`, by name. depth: how many folders down. told: hears which folders cannot be read."""
+    """The run folders at or below `folder`, by name. depth: how many folders down. told: hears which folders cannot be
+    read."""
     found: list[Path] = []
 
     def unread(error: OSError) -> None:
@@ -110,12 +116,16 @@ def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None]
 
 
 def list_runs(folder: Path, told: Callable[[str], None] | None = None) -> list[Listed]:
-    """All runs at or below `folder`: those that are running first, then by what was written last. told: see `find_runs`.
+    """All runs at or below `folder`: those that are running first, then by what was written last. told: see
+    `find_runs`.
 
     Raises UserError when there is no such folder.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: {'is a file' if folder.exists() else 'no such folder'}, name one with run folders in it, as runs/")
+        raise UserError(
+            f"{folder}: {'is a file' if folder.exists() else 'no such folder'}, name one with run folders in it, as"
+            " runs/"
+        )
     listed = [look_at(path, folder) for path in find_runs(folder, told=told)]
     return sorted(listed, key=lambda run: (run.state != "running", -run.changed, run.place))
 
@@ -124,7 +134,11 @@ def look_at(path: Path, above: Path) -> Listed:
     """How the run at `path` stands. above: the folder that was searched."""
     place = path.relative_to(above).as_posix() if path != above else path.resolve().name
     place = place.encode(errors="replace").decode()  # a name that is no UTF-8
-    marks = {name: mark for name in (CONFIG, METRICS, IDENTITY, "evaluation.json") if (mark := _stamp(path / name)) is not None}
+    marks = {
+        name: mark
+        for name in (CONFIG, METRICS, IDENTITY, "evaluation.json")
+        if (mark := _stamp(path / name)) is not None
+    }
     changed = max((mark[0] for mark in marks.values()), default=0) / 1e9
     config, faults = {}, ["config.yaml is missing"]
     if CONFIG in marks:
@@ -149,12 +163,16 @@ def look_at(path: Path, above: Path) -> Listed:
     task, protocol, algorithm = _about(config)
     name, seed = str(config.get("name") or path.resolve().name), str(config.get("seed", ""))
     note = "; ".join(faults)
-    return Listed(path, place, name, task, protocol, algorithm, seed, state, note, done, total, *headline, changed, config)
+    return Listed(
+        path, place, name, task, protocol, algorithm, seed, state, note, done, total, *headline, changed, config
+    )
 
 
 def headline_of(row: Mapping[str, Any]) -> tuple[str, float | None]:
     """(key, value) of the metric that a run is known by; ("", None) for a row without one."""
-    returns = (key for end in _RETURNS for kind in ("eval", "") for key in row if key.startswith(kind) and key.endswith(end))
+    returns = (
+        key for end in _RETURNS for kind in ("eval", "") for key in row if key.startswith(kind) and key.endswith(end)
+    )
     for key in (*HEADLINES, *returns):
         value = row.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -171,7 +189,8 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def config_of(text: str) -> tuple[dict[str, Any], str]:
-    """The config that a text of YAML is, and what is wrong with it ("": nothing). Nothing that it says can take long or much memory."""
+    """The config that a text of YAML is, and what is wrong with it ("": nothing). Nothing that it says can take long or
+    much memory."""
     try:
         if _depth(text) > _MAX_DEEP:
             raise OverflowError
@@ -185,7 +204,8 @@ def config_of(text: str) -> tuple[dict[str, Any], str]:
 
 @lru_cache(maxsize=4096)
 def _config(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], str]:
-    """The config at `path`, and what is wrong with it. mark: the file's, so that what was read is read again once it has changed."""
+    """The config at `path`, and what is wrong with it. mark: the file's, so that what was read is read again once it
+    has changed."""
     del mark
     try:
         return config_of(path.read_text(encoding="utf-8", errors="replace"))
@@ -242,7 +262,11 @@ def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:
     if "environment" in config:
         learners = config.get("learners")
         names = [str(_inner(one, "algorithm", "name")) for one in learners] if isinstance(learners, list) else []
-        task = _inner(config, "environment", "id") or _inner(config, "environment", "config") or _inner(config, "environment", "name")
+        task = (
+            _inner(config, "environment", "id")
+            or _inner(config, "environment", "config")
+            or _inner(config, "environment", "name")
+        )
         return str(task), "", " and ".join(dict.fromkeys(names))
     scenario = str(_inner(config, "scenario", "game") or _inner(config, "scenario", "name"))
     return scenario, str(_inner(config, "protocol", "name")), str(_inner(config, "algorithm", "name"))

@@ -1,15 +1,18 @@
-"""Run folders in object stores: "s3://BUCKET/PATH", "gs://BUCKET/PATH", or "file:///PATH" for a file system that is mounted.
+"""Run folders in object stores: "s3://BUCKET/PATH", "gs://BUCKET/PATH", or "file:///PATH" for a file system that is
+mounted.
 
-    URL/NAME/{config.yaml, metrics.jsonl, checkpoints/NNNNNN/{manifest.json, ...}, ...}        the same names as in the run folder
+    URL/NAME/{config.yaml, metrics.jsonl, checkpoints/NNNNNN/{manifest.json, ...}, ...}    named as in the run folder
 
 Decisions that matter here:
-- a store keeps whole files under names and nothing else: no renames of folders, no locks, no order of what others see. So a checkpoint
-  is one there when its `manifest.json` is, which goes up last and is the first to go; what lacks it is not fetched;
-- pyarrow's file systems are used, which come with Ray Tune. Credentials are what they find in the environment, and in the files and
-  services that it points to. An address with credentials in it is refused, and not repeated by the message that refuses it;
-- names in a store are a stranger's: one that would lead out of the folder, by dots or by a link, is refused with all the others. What is
-  fetched is only stored; whoever reads it checks it (`nip_ray.storage.checkpoint`). Programs are left out: a fetched config could name them
-  as plugins, by where they will have been put.
+- a store keeps whole files under names and nothing else: no renames of folders, no locks, no order of what others see.
+  So a checkpoint is one there when its `manifest.json` is, which goes up last and is the first to go; what lacks it is
+  not fetched;
+- pyarrow's file systems are used, which come with Ray Tune. Credentials are what they find in the environment, and in
+  the files and services that it points to. An address with credentials in it is refused, and not repeated by the
+  message that refuses it;
+- names in a store are a stranger's: one that would lead out of the folder, by dots or by a link, is refused with all
+  the others. What is fetched is only stored; whoever reads it checks it (`nip_ray.storage.checkpoint`). Programs are
+  left out: a fetched config could name them as plugins, by where they will have been put.
 """
 
 import os
@@ -47,7 +50,8 @@ _PROGRAMS = (".py", ".pyc", ".pyi", ".pyd", ".so")
 
 @dataclass(frozen=True)
 class Place:
-    """A folder in a store. url: as it is shown. path: as pyarrow's file system of `scheme` takes it, without a slash at its end."""
+    """A folder in a store. url: as it is shown. path: as pyarrow's file system of `scheme` takes it, without a slash at
+    its end."""
 
     scheme: str
     path: str
@@ -64,12 +68,14 @@ class Place:
 
 
 def is_mirror(source: Path | str) -> bool:
-    """True if `source` is an address in a store, also one that was a `Path` for a while and has lost a slash by that."""
+    """True if `source` is an address in a store, also one that was a `Path` for a while and has lost a slash by
+    that."""
     return _KNOWN.match(str(source)) is not None
 
 
 def place_of(source: Path | str, what: str) -> Place:
-    """The place that an address names. Raises UserError, for `what`, for any other text; it does not repeat what may hold a secret."""
+    """The place that an address names. Raises UserError, for `what`, for any other text; it does not repeat what may
+    hold a secret."""
     text = _ONE_SLASH.sub(lambda match: f"{match[1]}://" + ("/" if match[1] == "file" else ""), str(source), count=1)
     scheme, found, rest = text.partition("://")
     bucket, _, path = rest.partition("/")
@@ -81,7 +87,10 @@ def place_of(source: Path | str, what: str) -> Place:
         raise UserError(f"{what}: {name}; credentials (and a port) come from the environment: {_HINT}")
     path = (unquote(path) if scheme == "file" else path).strip("/")
     if _NOT_IN_PATH.search(rest) or (path and any(part in ("", ".", "..") for part in path.split("/"))):
-        raise UserError(f"{what}: the path has empty parts, dots for parts, ? or #, backslashes or control characters in it; {_HINT}")
+        raise UserError(
+            f"{what}: the path has empty parts, dots for parts, ? or #, backslashes or control characters in it;"
+            f" {_HINT}"
+        )
     return Place(scheme, f"{bucket}/{path}".rstrip("/"), text.rstrip("/"))
 
 
@@ -90,7 +99,9 @@ def check_library(place: Place, what: str) -> None:
     try:
         getattr(import_module("pyarrow.fs"), FILE_SYSTEMS[place.scheme])
     except (ImportError, AttributeError):
-        raise UserError(f"{what}: this pyarrow knows no {place.scheme}://; install one from PyPI: pip install pyarrow") from None
+        raise UserError(
+            f"{what}: this pyarrow knows no {place.scheme}://; install one from PyPI: pip install pyarrow"
+        ) from None
 
 
 class Store:
@@ -105,13 +116,18 @@ class Store:
         self._system: Any = _open(place)
 
     def files(self) -> dict[str, int]:
-        """name -> bytes, of everything but hidden files. A place that does not exist has none. Names are as the store has them."""
+        """name -> bytes, of everything but hidden files. A place that does not exist has none. Names are as the store
+        has them."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self._system.get_file_info(FileSelector(self.place.path, recursive=True, allow_not_found=True))
         start = len(self.place.path) + 1
         names = {info.path[start:]: info.size for info in found if info.type == FileType.File}
-        return {name: size for name, size in names.items() if not any(part.startswith(".") and part != ".." for part in name.split("/"))}
+        return {
+            name: size
+            for name, size in names.items()
+            if not any(part.startswith(".") and part != ".." for part in name.split("/"))
+        }
 
     def read(self, name: str) -> bytes:
         """The content of a small file."""
@@ -119,7 +135,8 @@ class Store:
             return stream.read()
 
     def put(self, name: str, file: BinaryIO) -> None:
-        """Make `file`, from where it stands to its end, the content of `name`. It appears whole, when everything has arrived."""
+        """Make `file`, from where it stands to its end, the content of `name`. It appears whole, when everything has
+        arrived."""
         local = self.place.scheme == "file"
         final = self._path(name)
         path = final if not local else f"{final.rpartition('/')[0]}/.{final.rpartition('/')[2]}.tmp"
@@ -175,11 +192,12 @@ def manifest_of(iteration: int) -> str:
 
 
 def fetch_mirror(url: Path | str, into: Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
-    """Download the run folder at `url`, "s3://BUCKET/PATH/NAME", to the folder `into`, which is made, in one step; returns `into`.
+    """Download the run folder at `url`, "s3://BUCKET/PATH/NAME", to the folder `into`, which is made, in one step;
+    returns `into`.
 
     wanted: which names (none: all). Checkpoints without a manifest are left out, and programs. No content is looked at.
-    Raises UserError when the address is misspelt, there is no run, names lead out of the folder, `into` holds something already, or the
-    store or the disk fails.
+    Raises UserError when the address is misspelt, there is no run, names lead out of the folder, `into` holds something
+    already, or the store or the disk fails.
     """
     place = place_of(url, "the run to fetch")
     check_library(place, place.url)
@@ -203,14 +221,16 @@ def fetch_mirror(url: Path | str, into: Path, wanted: Callable[[str], bool] = la
 def fetch_copy(url: str, run_dir: Path) -> bool:
     """Fetch the run folder `run_dir`, which is not here, from its copy below `url`; whether there is one.
 
-    Raises UserError as `fetch_mirror` does, above all where the store cannot be asked: then nobody knows whether the run has begun.
+    Raises UserError as `fetch_mirror` does, above all where the store cannot be asked: then nobody knows whether the
+    run has begun.
     """
     place = place_of(url, "tracking.mirror.url").below(run_dir.resolve().name)
     try:
         there = CONFIG in Store(place).files()
     except OSError as error:
         raise UserError(
-            f"--or-resume: {place.url} cannot be asked for the run ({one_line(error)}); mend that, or leave --or-resume out"
+            f"--or-resume: {place.url} cannot be asked for the run ({one_line(error)}); mend that, or leave"
+            " --or-resume out"
         ) from None
     if there:
         fetch_mirror(place.url, run_dir)
@@ -218,14 +238,18 @@ def fetch_copy(url: str, run_dir: Path) -> bool:
 
 
 def local_run(source: Path | str, into: Path | None = None) -> Path:
-    """The run folder that a command line names: a path as it stands; what an address names, fetched to `into` (none: ``runs/NAME``).
+    """The run folder that a command line names: a path as it stands; what an address names, fetched to `into` (none:
+    ``runs/NAME``).
 
     Raises UserError for `into` beside a path, and as `fetch_mirror` does.
     """
     text = str(source)
     if _ANY_SCHEME.match(text) is None or (not is_mirror(text) and Path(text).exists()):
         if into is not None:
-            raise UserError(f"{text} is a folder here already; another one (--run-dir) is for a run that is fetched from s3:// or the like")
+            raise UserError(
+                f"{text} is a folder here already; another one (--run-dir) is for a run that is fetched from s3:// or"
+                " the like"
+            )
         return Path(text)
     place = place_of(text, "the run to fetch")
     return fetch_mirror(place.url, into if into is not None else Path("runs") / place.name)
@@ -240,7 +264,8 @@ def one_line(error: Exception) -> str:
 
 
 def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
-    """A new folder in `aside` with what is wanted. Starts again where a run that continues has removed what was listed."""
+    """A new folder in `aside` with what is wanted. Starts again where a run that continues has removed what was
+    listed."""
     store = Store(place)
     for attempt in range(_ATTEMPTS):
         made = aside / f"run-{attempt}"
@@ -252,22 +277,29 @@ def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
         except FileNotFoundError:
             continue
         return made
-    raise UserError(f"{place.url}: is being written faster than it can be fetched; try again, or end the run that writes it")
+    raise UserError(
+        f"{place.url}: is being written faster than it can be fetched; try again, or end the run that writes it"
+    )
 
 
 def _complete(store: Store) -> list[str]:
-    """The names of a run's files without programs and unfinished checkpoints. Raises UserError where there is no run, or a strange name."""
+    """The names of a run's files without programs and unfinished checkpoints. Raises UserError where there is no run,
+    or a strange name."""
     found: Mapping[str, int] = store.files()
     for name in found:
         if store.leads_out(name):
             raise UserError(
-                f"{store.place.url}: {name!r} would lie outside its folder; nothing was fetched, this is no copy that nip_ray made"
+                f"{store.place.url}: {name!r} would lie outside its folder; nothing was fetched, this is no copy that"
+                " nip_ray made"
             )
     if CONFIG not in found:
         raise UserError(
-            f"{store.place.url}: no run here ({'it has no ' + CONFIG if found else 'there is nothing'}); name URL/NAME of a run"
+            f"{store.place.url}: no run here ({'it has no ' + CONFIG if found else 'there is nothing'}); name URL/NAME"
+            " of a run"
         )
-    finished = {number for name in found if (number := checkpoint_of(name)) is not None and manifest_of(number) in found}
+    finished = {
+        number for name in found if (number := checkpoint_of(name)) is not None and manifest_of(number) in found
+    }
     kept = [name for name in found if not name.lower().endswith(_PROGRAMS)]
     return [name for name in kept if (number := checkpoint_of(name)) is None or number in finished]
 

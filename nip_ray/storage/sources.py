@@ -1,15 +1,16 @@
-"""What a run can start from: another run's folder, what that run left at Weights & Biases, "wandb:ENTITY/PROJECT/NAME:VERSION", or its
-copy in an object store, "s3://BUCKET/PATH/NAME".
+"""What a run can start from: another run's folder, what that run left at Weights & Biases,
+"wandb:ENTITY/PROJECT/NAME:VERSION", or its copy in an object store, "s3://BUCKET/PATH/NAME".
 
 Decisions that matter here:
-- an artifact is a small run folder: `config.yaml`, and in one with a checkpoint `checkpoints/NNNNNN/` beside it. So whoever reads a
-  run folder can read it, fetched by whatever means;
-- a numbered version ("v3") never changes. It is fetched once and kept in `fetched/` beside the new run's folder. Any other name of a
-  version ("latest") may mean something else tomorrow: it is fetched whenever it is asked for, and not kept;
-- a copy in a store is a run folder that may still be running: it is fetched whenever it is asked for, only as much of it as is needed, and
-  not kept. Of its checkpoints the newest undamaged one counts, as in any run folder;
-- what was fetched is used only if every file of its checkpoint matches the sums in its manifest, and is kept in one step: a kill
-  leaves nothing half fetched under the final name. A kept copy that was damaged since is fetched again.
+- an artifact is a small run folder: `config.yaml`, and in one with a checkpoint `checkpoints/NNNNNN/` beside it. So
+  whoever reads a run folder can read it, fetched by whatever means;
+- a numbered version ("v3") never changes. It is fetched once and kept in `fetched/` beside the new run's folder. Any
+  other name of a version ("latest") may mean something else tomorrow: it is fetched whenever it is asked for, and not
+  kept;
+- a copy in a store is a run folder that may still be running: it is fetched whenever it is asked for, only as much of
+  it as is needed, and not kept. Of its checkpoints the newest undamaged one counts, as in any run folder;
+- what was fetched is used only if every file of its checkpoint matches the sums in its manifest, and is kept in one
+  step: a kill leaves nothing half fetched under the final name. A kept copy that was damaged since is fetched again.
 """
 
 import os
@@ -31,12 +32,14 @@ _NUMBERED = re.compile(r":v\d+")
 
 
 def is_artifact(source: Path | str) -> bool:
-    """True if `source` names something that has to be fetched, at Weights & Biases or in a store, instead of a file or folder."""
+    """True if `source` names something that has to be fetched, at Weights & Biases or in a store, instead of a file or
+    folder."""
     return str(source).startswith(WANDB) or is_mirror(source)
 
 
 def absolute(source: str) -> str:
-    """`source` so that it means the same from any working folder. Raises UserError for an address in a store that is none."""
+    """`source` so that it means the same from any working folder. Raises UserError for an address in a store that is
+    none."""
     if is_mirror(source):
         return place_of(source, "a run to start from").url
     return source if is_artifact(source) else os.path.abspath(source)
@@ -44,7 +47,8 @@ def absolute(source: str) -> str:
 
 @contextmanager
 def config_file(source: Path | str) -> Iterator[Path]:
-    """The YAML file that `source` stands for: itself, or the config of a run folder or of what is fetched (there while the context lasts).
+    """The YAML file that `source` stands for: itself, or the config of a run folder or of what is fetched (there while
+    the context lasts).
 
     Raises UserError for a folder that is no run, and for what cannot be fetched or has no config.
     """
@@ -65,17 +69,20 @@ def config_file(source: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def run_folder(source: str, beside: Path | None = None) -> Iterator[Path]:
-    """The run folder that `source` stands for: itself, or what was fetched, which is sure to be there while the context lasts: a verified
-    artifact, or the config and the checkpoints of a run in a store.
+    """The run folder that `source` stands for: itself, or what was fetched, which is sure to be there while the context
+    lasts: a verified artifact, or the config and the checkpoints of a run in a store.
 
     beside: the new run's folder; what may be kept is kept next to it (none: nothing is).
-    Raises UserError for what cannot be fetched or is no run with an undamaged checkpoint, and for an artifact with a damaged one.
+    Raises UserError for what cannot be fetched or is no run with an undamaged checkpoint, and for an artifact with a
+    damaged one.
     """
     if not is_artifact(source):
         yield Path(source)
     elif is_mirror(source):
         with tempfile.TemporaryDirectory(prefix="nip-ray-") as folder:
-            found = fetch_mirror(source, Path(folder) / "run", lambda name: name == CONFIG or checkpoint_of(name) is not None)
+            found = fetch_mirror(
+                source, Path(folder) / "run", lambda name: name == CONFIG or checkpoint_of(name) is not None
+            )
             if (fault := _fault(found, strict=False)) is not None:
                 raise UserError(f"{place_of(source, 'the run').url}: {fault}")
             yield found
@@ -117,12 +124,16 @@ def _fetch(source: str, into: Path) -> Path:
 
     found = fetch(source, into)
     if not (found / CONFIG).is_file():
-        raise UserError(f"{source}: holds no {CONFIG}, so it is of no run of nip-ray; name one called config-RUNID or checkpoint-RUNID")
+        raise UserError(
+            f"{source}: holds no {CONFIG}, so it is of no run of nip-ray; name one called config-RUNID or"
+            " checkpoint-RUNID"
+        )
     return found
 
 
 def _fault(folder: Path, *, strict: bool = True) -> str | None:
-    """What keeps a fetched folder from being used as a run with a checkpoint, in words. strict: a damaged one beside it does, too."""
+    """What keeps a fetched folder from being used as a run with a checkpoint, in words. strict: a damaged one beside it
+    does, too."""
     from nip_ray.storage.checkpoint import load_checkpoint
 
     if not (folder / CONFIG).is_file():

@@ -1,4 +1,5 @@
-"""The config in a run's folder, between a line that says so and its checksum: one that lost its end, or a digit, is not another config."""
+"""The config in a run's folder, between a line that says so and its checksum: one that lost its end, or a digit, is not
+another config."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +18,8 @@ def write_config(path: Path, text: str) -> None:
 
 
 def plain_config(text: str, name: str) -> str:
-    """What was given to `write_config`; text without either of its own lines (of a user, or of an earlier version) as it stands.
+    """What was given to `write_config`; text without either of its own lines (of a user, or of an earlier version) as
+    it stands.
 
     name: how messages call the file. Raises UserError when the checksum is gone or another.
     """
@@ -25,6 +27,8 @@ def plain_config(text: str, name: str) -> str:
     if not text.startswith(_FIRST) and (end < 0 or "\n" in text[end:].removesuffix("\n")):
         return text
     if end < 0 or text[end:] != f"{_LAST}{sha256(text[:end].encode()).hexdigest()}\n":
-        mend = "put it back from a copy, or, if you changed it yourself, remove its first line and the checksum at its end"
+        mend = (
+            "put it back from a copy, or, if you changed it yourself, remove its first line and the checksum at its end"
+        )
         raise UserError(f"{name}: is damaged: it is not as the run wrote it; {mend}")
     return text[len(_FIRST) : end]

@@ -1,9 +1,12 @@
 """Fetching what other runs left at Weights & Biases: "wandb:ENTITY/PROJECT/NAME:VERSION" -> a folder of files.
 
 Decisions that matter here:
-- files are fetched, never read: nothing is unpickled or executed, and whoever reads them checks them as if a stranger had made them;
-- what an artifact merely points at (a bucket, a local path) is refused: fetching it would read whatever the address says;
-- what is returned has had every checksum compared. Who asks gives a folder of its own, and removes it where nothing is returned.
+- files are fetched, never read: nothing is unpickled or executed, and whoever reads them checks them as if a stranger
+  had made them;
+- what an artifact merely points at (a bucket, a local path) is refused: fetching it would read whatever the address
+  says;
+- what is returned has had every checksum compared. Who asks gives a folder of its own, and removes it where nothing is
+  returned.
 """
 
 import importlib.util
@@ -26,17 +29,18 @@ _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
 def fetch(source: str, into: Path) -> Path:
-    """Download the artifact `source`, "wandb:ENTITY/PROJECT/NAME:VERSION", into the new folder `into`/run; returns that. What the library
-    keeps for itself lies beside it.
+    """Download the artifact `source`, "wandb:ENTITY/PROJECT/NAME:VERSION", into the new folder `into`/run; returns
+    that. What the library keeps for itself lies beside it.
 
-    VERSION: "v3", or an alias as in "latest" or "iteration-50". NAME: of what a run of ours keeps, checkpoint-RUN_ID, transcripts-RUN_ID or
-    config-RUN_ID. Raises UserError when `source` is misspelt, the library or a key is missing, there is no such artifact, or the files
-    cannot be fetched or are damaged.
+    VERSION: "v3", or an alias as in "latest" or "iteration-50". NAME: of what a run of ours keeps, checkpoint-RUN_ID,
+    transcripts-RUN_ID or config-RUN_ID. Raises UserError when `source` is misspelt, the library or a key is missing,
+    there is no such artifact, or the files cannot be fetched or are damaged.
     """
     match = _SOURCE.fullmatch(source)
     if match is None:
         raise UserError(
-            f"{source!r} names no artifact; write {PREFIX}ENTITY/PROJECT/NAME:VERSION, as in {PREFIX}team/proofs/config-a1b2:latest"
+            f"{source!r} names no artifact; write {PREFIX}ENTITY/PROJECT/NAME:VERSION, as in"
+            f" {PREFIX}team/proofs/config-a1b2:latest"
         )
     require_library(source)
     require_key(f"{source} is to be fetched", "or download it elsewhere and give the folder")
@@ -48,7 +52,9 @@ def fetch(source: str, into: Path) -> Path:
                 hint = "nip_ray fetches artifacts that hold their files themselves"
                 raise UserError(f"{source}: {entry.path} only points at {entry.ref}; {hint}")
             if (path := PurePosixPath(entry.path)).is_absolute() or ".." in path.parts or "\\" in entry.path:
-                raise UserError(f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's")
+                raise UserError(
+                    f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's"
+                )
         try:
             folder.mkdir()
             artifact.download(root=str(folder), skip_cache=True)
@@ -78,7 +84,8 @@ def require_library(what: str) -> None:
 
 
 def require_key(what: str, otherwise: str) -> None:
-    """Raises UserError, for `what`, where neither the environment nor `wandb login` gives a key, or where it is none by its form.
+    """Raises UserError, for `what`, where neither the environment nor `wandb login` gives a key, or where it is none by
+    its form.
 
     The library would ask for it on the terminal.
     """
@@ -98,7 +105,8 @@ def api_key() -> str | None:
 
 @contextmanager
 def kept_in(folder: Path) -> Iterator[None]:
-    """The library's own folders below `folder`, and no reports of its errors to its makers, unless the environment says otherwise."""
+    """The library's own folders below `folder`, and no reports of its errors to its makers, unless the environment says
+    otherwise."""
     wanted = {
         "WANDB_CACHE_DIR": str(folder / "cache"),
         "WANDB_DATA_DIR": str(folder / "data"),

@@ -1,4 +1,5 @@
-"""How large YAML is once its aliases are written out, known before they are: a few lines can name billions of values."""
+"""How large YAML is once its aliases are written out, known before they are: a few lines can name billions of
+values."""
 
 from typing import Any
 
@@ -9,8 +10,8 @@ MOST = 50_000
 
 
 def load_bounded(text: str, loader: type) -> Any:
-    """The value of one YAML document; None for an empty one. Raises yaml.YAMLError for what is none, and OverflowError for one whose
-    aliases, or merged keys, make it larger than `MOST` and than its text."""
+    """The value of one YAML document; None for an empty one. Raises yaml.YAMLError for what is none, and OverflowError
+    for one whose aliases, or merged keys, make it larger than `MOST` and than its text."""
     reading: Any = loader(text)
     try:
         node = reading.get_single_node()

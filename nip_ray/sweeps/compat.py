@@ -6,14 +6,19 @@ from ray import tune
 from ray.tune import ResumeConfig
 from ray.tune.search import BasicVariantGenerator
 
-PRIVATE = {"Tuner(_tuner_kwargs)": "2.60.0", "BasicVariantGenerator._uuid_prefix": "2.60.0", "Trial.temporary_state.ray_actor": "2.60.0"}
+PRIVATE = {
+    "Tuner(_tuner_kwargs)": "2.60.0",
+    "BasicVariantGenerator._uuid_prefix": "2.60.0",
+    "Trial.temporary_state.ray_actor": "2.60.0",
+}
 """Held by tests/sweeps/test_compat.py."""
 
 _RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
 
 
 def tuner(*arguments: Any, resumed: bool, **options: Any) -> tune.Tuner:
-    """A Tuner with all that is given. resumed: with the trials of the experiment in its folder, of which finished ones are skipped.
+    """A Tuner with all that is given. resumed: with the trials of the experiment in its folder, of which finished ones
+    are skipped.
 
     `Tuner.restore` would take searcher, scheduler and callbacks from a pickle, and not those given.
     """
@@ -27,5 +32,6 @@ def actor_of(trial: Any) -> Any:
 
 
 def number_trials(generator: BasicVariantGenerator) -> None:
-    """Have trials named 00000, 00001, ... without something random in front, so that a trial finds its run folder again."""
+    """Have trials named 00000, 00001, ... without something random in front, so that a trial finds its run folder
+    again."""
     generator._uuid_prefix = ""

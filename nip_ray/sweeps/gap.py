@@ -1,12 +1,13 @@
-"""Oversight against the gap in capability: accuracy and soundness over two settings, such as the depths of verifier and provers, as a map.
+"""Oversight against the gap in capability: accuracy and soundness over two settings, such as the depths of verifier and
+provers, as a map.
 
 Decisions that matter here:
-- there is one where exactly two settings vary over listed values and runs have given verdicts. A setting of the verifier stands down the
-  map, so that the gap between prover and verifier grows to the upper right;
-- soundness is what the strongest attacker left of it, 1 - soundness error, where all runs of a cell were attacked when they ended
-  (`evaluation.attack.enabled`), else that against their own provers, and the map says which;
-- a cell is the mean over the seeds that ran to their end, beside the figure of each (see `summary`); of one seed it has that run's own
-  interval, over instances.
+- there is one where exactly two settings vary over listed values and runs have given verdicts. A setting of the
+  verifier stands down the map, so that the gap between prover and verifier grows to the upper right;
+- soundness is what the strongest attacker left of it, 1 - soundness error, where all runs of a cell were attacked when
+  they ended (`evaluation.attack.enabled`), else that against their own provers, and the map says which;
+- a cell is the mean over the seeds that ran to their end, beside the figure of each (see `summary`); of one seed it has
+  that run's own interval, over instances.
 """
 
 import json
@@ -27,15 +28,24 @@ def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] |
     keys = sorted(spec.spaces, key=lambda key: ".verifier." not in key)
     if len(keys) != 2 or not all(spec.spaces[key].listed for key in keys):
         return None
-    found = {tuple(show(one.values[key]) for key in keys): _cell(folder, one) for one in summary.settings if set(keys) <= set(one.values)}
+    found = {
+        tuple(show(one.values[key]) for key in keys): _cell(folder, one)
+        for one in summary.settings
+        if set(keys) <= set(one.values)
+    }
     if not any(found.values()):
         return None
-    down, across = (_ordered([one.values[key] for one in summary.settings if key in one.values])[:CELLS_SHOWN] for key in keys)
+    down, across = (
+        _ordered([one.values[key] for one in summary.settings if key in one.values])[:CELLS_SHOWN] for key in keys
+    )
     names = short_names(keys)
     empty = {"text": "–", "interval": "", "step": "none", "own": False}
-    rows = [{"name": row, "elo": None, "cells": [found.get((row, column)) or empty for column in across]} for row in down]
+    rows = [
+        {"name": row, "elo": None, "cells": [found.get((row, column)) or empty for column in across]} for row in down
+    ]
     caption = (
-        "Accuracy, which is shaded, and soundness: means over seeds, below them each seed's; of one seed its 95 % interval over instances."
+        "Accuracy, which is shaded, and soundness: means over seeds, below them each seed's; of one seed its 95 %"
+        " interval over instances."
     )
     return {
         "columns": across,
@@ -44,9 +54,11 @@ def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] |
         "roles": (names[keys[0]], names[keys[1]]),
         "elo": False,
         "last": [],
-        "caption": caption
-        if any(one and "attack" in one["also"] for one in found.values())
-        else f"{caption} No attack was made: evaluation.attack.enabled makes one at the end of each run.",
+        "caption": (
+            caption
+            if any(one and "attack" in one["also"] for one in found.values())
+            else f"{caption} No attack was made: evaluation.attack.enabled makes one at the end of each run."
+        ),
     }
 
 
@@ -57,17 +69,27 @@ def _ordered(values: Sequence[Any]) -> list[str]:
 
 
 def _cell(folder: Path, setting: SettingSummary) -> dict[str, Any] | None:
-    runs = [_read(trial.run_dir or folder / "trials" / trial.trial_id) for trial in setting.trials if trial.status == "done"]
+    runs = [
+        _read(trial.run_dir or folder / "trials" / trial.trial_id) for trial in setting.trials if trial.status == "done"
+    ]
     told = [(*_played(run), figure_of(run.get("soundness_error"))) for run in runs]
     accuracies = [figure for figure, _, _ in told if figure is not None]
     if not accuracies:
         return None
     errors = [error for _, _, error in told if error is not None]
     attacked = len(errors) == len(told)
-    sound = [complement(error) for error in errors] if attacked else [figure for _, figure, _ in told if figure is not None]
+    sound = (
+        [complement(error) for error in errors] if attacked else [figure for _, figure, _ in told if figure is not None]
+    )
     also = f"{ATTACKED if attacked else OWN} {percent_words(_mean(sound))} {_spread(sound)}" if sound else ""
     step = round(10 * min(1.0, max(0.0, _mean(accuracies))))
-    return {"text": percent_words(_mean(accuracies)), "interval": _spread(accuracies), "step": step, "own": False, "also": also}
+    return {
+        "text": percent_words(_mean(accuracies)),
+        "interval": _spread(accuracies),
+        "step": step,
+        "own": False,
+        "also": also,
+    }
 
 
 def _mean(figures: Sequence[Figure]) -> float:
@@ -76,15 +98,22 @@ def _mean(figures: Sequence[Figure]) -> float:
 
 def _spread(figures: Sequence[Figure]) -> str:
     """Of several seeds the figure of each, of one its own interval; in hundredths."""
-    return interval_words(figures[0], True) if len(figures) == 1 else each([round(100 * figure.estimate, 1) for figure in figures])
+    return (
+        interval_words(figures[0], True)
+        if len(figures) == 1
+        else each([round(100 * figure.estimate, 1) for figure in figures])
+    )
 
 
 def _played(document: Mapping[str, Any]) -> tuple[Figure | None, Figure | None]:
-    """Accuracy and soundness on instances that were not trained with where these are told apart, greedy where that was played."""
+    """Accuracy and soundness on instances that were not trained with where these are told apart, greedy where that was
+    played."""
     unseen = document.get("unseen")
     told = {**document, **unseen} if isinstance(unseen, dict) else document
     tables = [table for mode in ("greedy", "sampled") if isinstance(table := told.get(mode), dict)]
-    accuracy, soundness = (figure_of(tables[0].get(f"verifier/{name}")) if tables else None for name in ("accuracy", "soundness"))
+    accuracy, soundness = (
+        figure_of(tables[0].get(f"verifier/{name}")) if tables else None for name in ("accuracy", "soundness")
+    )
     return accuracy, soundness
 
 

@@ -1,7 +1,8 @@
-"""The page of a sweep, made as `compare` makes its own: the outcome, the settings, their curves, the metric over a setting, what failed.
+"""The page of a sweep, made as `compare` makes its own: the outcome, the settings, their curves, the metric over a
+setting, what failed.
 
-A mean of seeds is drawn only where all seeds of the setting have a value: where some have been stopped, the mean of the others is no
-learning curve.
+A mean of seeds is drawn only where all seeds of the setting have a value: where some have been stopped, the mean of the
+others is no learning curve.
 """
 
 import json
@@ -21,7 +22,18 @@ from nip_ray.evaluation.report.source import MAX_TEXT
 from nip_ray.progress import duration
 from nip_ray.sweeps.gap import gap_map
 from nip_ray.sweeps.spec import SweepSpec, sweep_to_yaml
-from nip_ray.sweeps.summary import SettingSummary, Summary, TrialRecord, figure_of, headline, known, label, short_names, show, table_rows
+from nip_ray.sweeps.summary import (
+    SettingSummary,
+    Summary,
+    TrialRecord,
+    figure_of,
+    headline,
+    known,
+    label,
+    short_names,
+    show,
+    table_rows,
+)
 
 if TYPE_CHECKING:
     from nip_ray.evaluation.report.panels import Panel, Series
@@ -33,12 +45,12 @@ ROWS_SHOWN, ERRORS_SHOWN = 400, 60
 _VALUES_TOLD_APART = 8
 _WIDE_RANGE = 10.0  # ratio of largest to smallest value from which a grid gets a logarithmic axis
 _OF_FIGURES = (
-    "The figure is the mean over the seeds that ran to their end, beside that of each of them; in brackets: none did, and this is where "
-    "they were left."
+    "The figure is the mean over the seeds that ran to their end, beside that of each of them; in brackets: none did,"
+    " and this is where they were left."
 )
 _OF_PICTURES = (
-    f"A mean is drawn where all seeds of the setting have a value, with their range; settings beyond the {CURVES_NAMED} best are grey. A "
-    "dot is one seed, a hollow one of a trial that did not run to its end."
+    f"A mean is drawn where all seeds of the setting have a value, with their range; settings beyond the {CURVES_NAMED}"
+    " best are grey. A dot is one seed, a hollow one of a trial that did not run to its end."
 )
 
 
@@ -58,7 +70,9 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
     best, more = summary.best_trial, (len(rows) - ROWS_SHOWN, len(failed) - ERRORS_SHOWN)
     about: list[Any] = [summary.note] if summary.note else []
     if best is not None:
-        about.append([("Its best trial is ", ""), (best.trial_id, _report(folder, best)), (f" (seed {best.seed}).", "")])
+        about.append(
+            [("Its best trial is ", ""), (best.trial_id, _report(folder, best)), (f" (seed {best.seed}).", "")]
+        )
     machine = json.dumps({key: value for key, value in environment().items() if key != "started"}, indent=2)
     gap = gap_map(folder, spec, summary)
     page = sections(
@@ -80,7 +94,10 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
             Section(
                 "Trials that failed",
                 head=("trial", "setting", "error"),
-                rows=[(t.trial_id, label_of(t, summary), (t.error or "no reason is known")[:1000]) for t in failed[:ERRORS_SHOWN]],
+                rows=[
+                    (t.trial_id, label_of(t, summary), (t.error or "no reason is known")[:1000])
+                    for t in failed[:ERRORS_SHOWN]
+                ],
                 note=f"{more[1]} more are in sweep.json." if more[1] > 0 else "",
             ),
             Section(
@@ -92,7 +109,10 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
             ),
         ],
         tone="" if summary.best is None else "good" if summary.best.complete else "bad",
-        footer="Each trial has a run folder with a report of its own in trials/. Every figure is defined in docs/metrics.md.",
+        footer=(
+            "Each trial has a run folder with a report of its own in trials/. Every figure is defined in"
+            " docs/metrics.md."
+        ),
     )
     path = folder / PAGE
     write_atomically(path, page.encode("utf-8", errors="replace"))
@@ -102,7 +122,9 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
 def _report(folder: Path, trial: TrialRecord) -> str:
     """The address of a trial's own report as seen from the page, "" where there is none."""
     path = folder / TRIALS / trial.trial_id / "report.html"
-    return f"{TRIALS}/{quote(trial.trial_id, safe='')}/report.html" if "/" not in trial.trial_id and path.is_file() else ""
+    return (
+        f"{TRIALS}/{quote(trial.trial_id, safe='')}/report.html" if "/" not in trial.trial_id and path.is_file() else ""
+    )
 
 
 def _reports(folder: Path, setting: SettingSummary) -> list[tuple[str, str]]:
@@ -119,11 +141,15 @@ def label_of(trial: TrialRecord, summary: Summary) -> str:
 
 def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> list[tuple[str, str]]:
     settings, seeds = spec.settings, sorted({trial.seed for trial in trials})
-    drawn = [settings.search.name] if len(spec.grids) < len(spec.spaces) or not spec.spaces else []  # random search takes all of a grid
+    # random search takes all of a grid
+    drawn = [settings.search.name] if len(spec.grids) < len(spec.spaces) or not spec.spaces else []
     facts = [
         ("metric", f"{summary.metric}, {'more' if summary.mode == 'max' else 'less'} is better"),
         ("settings", f"{len(summary.settings):,}"),
-        ("seeds" if len(seeds) > 1 else "the only seed", ", ".join(map(str, seeds[:40])) + (" …" if len(seeds) > 40 else "")),
+        (
+            "seeds" if len(seeds) > 1 else "the only seed",
+            ", ".join(map(str, seeds[:40])) + (" …" if len(seeds) > 40 else ""),
+        ),
         ("trials", ", ".join(f"{count:,} {status}" for status, count in summary.statuses.items())),
         ("search", " and ".join(["grid"] * bool(spec.grids) + drawn)),
         ("scheduler", settings.scheduler.name),
@@ -134,7 +160,8 @@ def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> 
 
 
 def _panels(spec: SweepSpec, summary: Summary) -> "Iterator[Panel]":
-    """The learning curves, and of one or two spaces the metric over each, by the values of the other where these are few enough."""
+    """The learning curves, and of one or two spaces the metric over each, by the values of the other where these are
+    few enough."""
     from nip_ray.evaluation.report.panels import Panel
 
     if series := _curves(summary):
@@ -142,17 +169,26 @@ def _panels(spec: SweepSpec, summary: Summary) -> "Iterator[Panel]":
     keys = list(spec.spaces)
     settings = [one for one in summary.settings if known(one) is not None and all(key in one.values for key in keys)]
     for key in keys if len(keys) in (1, 2) and settings else ():
-        other = next((one for one in keys if one != key and len({show(s.values[one]) for s in settings}) <= _VALUES_TOLD_APART), None)
+        other = next(
+            (one for one in keys if one != key and len({show(s.values[one]) for s in settings}) <= _VALUES_TOLD_APART),
+            None,
+        )
         values = [one.values[key] for one in settings]
         numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         names = [] if numeric else list(dict.fromkeys(map(show, values)))
         groups: dict[str, list[tuple[float, SettingSummary]]] = {}
         for one in settings:
             name = "mean" if other is None else f"{short_names([key, other])[other]} = {show(one.values[other])}"
-            groups.setdefault(name, []).append((float(one.values[key]) if numeric else names.index(show(one.values[key])), one))
+            groups.setdefault(name, []).append(
+                (float(one.values[key]) if numeric else names.index(show(one.values[key])), one)
+            )
         space = spec.spaces[key]
         log = space.log or (space.listed and numeric and min(values) > 0 and max(values) >= _WIDE_RANGE * min(values))
-        points = [one for colour, (name, own) in enumerate(groups.items()) for one in _points(name, own, summary.metric, colour)]
+        points = [
+            one
+            for colour, (name, own) in enumerate(groups.items())
+            for one in _points(name, own, summary.metric, colour)
+        ]
         yield Panel(key, f"{summary.metric} by {key}", summary.metric, points, x_label=key, log=log, x_names=names)
 
 
@@ -162,13 +198,23 @@ def _curves(summary: Summary) -> "list[Series]":
 
     made: list[Series] = []
     found = [
-        (one, [curve for t in one.trials if (curve := {float(i): x for i, x in t.curve if math.isfinite(x)})]) for one in summary.ranked
+        (one, [curve for t in one.trials if (curve := {float(i): x for i, x in t.curve if math.isfinite(x)})])
+        for one in summary.ranked
     ]
-    for number, (setting, seeds) in enumerate([(one, seeds) for one, seeds in found if seeds][: CURVES_NAMED + CURVES_GREY]):
-        if number < CURVES_NAMED and (whole := mean_and_range(label(setting, summary) or "the setting", seeds, number)) is not None:
+    for number, (setting, seeds) in enumerate(
+        [(one, seeds) for one, seeds in found if seeds][: CURVES_NAMED + CURVES_GREY]
+    ):
+        if (
+            number < CURVES_NAMED
+            and (whole := mean_and_range(label(setting, summary) or "the setting", seeds, number)) is not None
+        ):
             made.append(whole)
         style = "faint" if number < CURVES_NAMED else "grey"
-        made += [Series("", *_columns(sorted(seed.items())), number, style) for seed in seeds if len(seeds) > 1 or style == "grey"]
+        made += [
+            Series("", *_columns(sorted(seed.items())), number, style)
+            for seed in seeds
+            if len(seeds) > 1 or style == "grey"
+        ]
     return made
 
 
@@ -177,7 +223,12 @@ def _points(name: str, own: Sequence[tuple[float, SettingSummary]], metric: str,
     from nip_ray.evaluation.report.panels import Series
 
     yield Series(name, *_columns([(at, one.mean) for at, one in own if one.mean is not None]), colour, "points")
-    seeds = [(at, x, trial.status == "done") for at, one in own for trial in one.trials if (x := figure_of(trial, metric)) is not None]
+    seeds = [
+        (at, x, trial.status == "done")
+        for at, one in own
+        for trial in one.trials
+        if (x := figure_of(trial, metric)) is not None
+    ]
     yield Series("", *_columns([(at, x) for at, x, done in seeds if done]), colour, "dots")
     yield Series("", *_columns([(at, x) for at, x, done in seeds if not done]), colour, "hollow")
 

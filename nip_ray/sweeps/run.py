@@ -4,9 +4,11 @@
                 trials/<id>/ (run folders)  best/ (the best of them again)  tune/ (Tune's own state)
 
 Decisions that matter here:
-- Tune schedules, restarts and stops trials, and keeps its state in `tune/`; every figure of the end is read from the run folders;
-- a sweep is resumed with Tune's state where there is any: finished trials stay, unfinished and broken ones continue from their newest
-  checkpoints. What Tune had not written down yet is in the run folders. Tune's state is a pickle: resume sweeps of your own only;
+- Tune schedules, restarts and stops trials, and keeps its state in `tune/`; every figure of the end is read from the
+  run folders;
+- a sweep is resumed with Tune's state where there is any: finished trials stay, unfinished and broken ones continue
+  from their newest checkpoints. What Tune had not written down yet is in the run folders. Tune's state is a pickle:
+  resume sweeps of your own only;
 - one driver at a time, by a lock that goes with the process;
 - what Tune has to say goes to `tune.log`, not to the user.
 """
@@ -47,7 +49,18 @@ from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.spec import CASES, SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
 from nip_ray.sweeps.summary import Status, Summary, TrialRecord, as_json, summarise
 from nip_ray.sweeps.trial import values_of
-from nip_ray.sweeps.tuning import TRIALS, Curve, StopSweep, Watch, ended, param_space, place, run_config, trainable_of, tune_config
+from nip_ray.sweeps.tuning import (
+    TRIALS,
+    Curve,
+    StopSweep,
+    Watch,
+    ended,
+    param_space,
+    place,
+    run_config,
+    trainable_of,
+    tune_config,
+)
 from nip_ray.tracking import check_trackers
 
 SPEC, SUMMARY, PAGE, LOG, BEST = "sweep.yaml", "sweep.json", "sweep.html", "tune.log", "best"
@@ -77,9 +90,9 @@ class SweepResult:
 def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool = False) -> SweepResult:
     """Run all trials of `spec` in the new folder `folder` (none: `storage_path/NAME`).
 
-    Raises UserError for what cannot work, before a trial starts: a folder that cannot be written or holds something already, files that
-    cannot be read, a cluster that is too small. Raises TrainingError when all trials failed, when one failed that was to end the sweep
-    (`fail_fast`), and when Ray itself broke down.
+    Raises UserError for what cannot work, before a trial starts: a folder that cannot be written or holds something
+    already, files that cannot be read, a cluster that is too small. Raises TrainingError when all trials failed, when
+    one failed that was to end the sweep (`fail_fast`), and when Ray itself broke down.
     """
     folder = Path(folder) if folder is not None else folder_of(spec)
     configs = _some_configs(spec)
@@ -99,12 +112,15 @@ def folder_of(spec: SweepSpec) -> Path:
     """`storage_path/NAME`. Raises UserError for a storage path that is none."""
     path = spec.settings.storage_path
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", path):  # one slash: the second is lost where a path is made of it
-        raise UserError(f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it where it lies elsewhere)")
+        raise UserError(
+            f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it where it lies elsewhere)"
+        )
     return Path(path) / spec.name
 
 
 def free_folder(spec: SweepSpec) -> Path:
-    """`storage_path/NAME`, or with -2, -3 ... behind it: the first that is not there. Raises UserError for a storage path that is none."""
+    """`storage_path/NAME`, or with -2, -3 ... behind it: the first that is not there. Raises UserError for a storage
+    path that is none."""
     first = folder_of(spec)
     folder, number = first, 1
     while os.path.lexists(folder):
@@ -122,7 +138,11 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     folder = Path(folder)
     if not (folder / SPEC).is_file():
         what = "no sweep here" if folder.is_dir() else "there is no such folder"
-        hint = "; to continue with a single run: nip-ray resume" if (folder / CONFIG).is_file() else ", name the folder of a sweep"
+        hint = (
+            "; to continue with a single run: nip-ray resume"
+            if (folder / CONFIG).is_file()
+            else ", name the folder of a sweep"
+        )
         raise UserError(f"--resume {folder}: {what} ({SPEC} is missing){hint}")
     spec = load_sweep(folder / SPEC, of_run=True)
     with _claimed(folder, new=False):
@@ -143,7 +163,10 @@ def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> Sw
     if not (folder / SPEC).is_file():
         return run_sweep(spec, folder, quiet=quiet)
     if (folder / SPEC).read_text(encoding="utf-8") != sweep_to_yaml(_absolute(spec)):
-        raise UserError(f"{folder}: holds a sweep that was begun with other settings ({SPEC}); name another sweep.storage_path or name")
+        raise UserError(
+            f"{folder}: holds a sweep that was begun with other settings ({SPEC}); name another sweep.storage_path or"
+            " name"
+        )
     return resume_sweep(folder, quiet=quiet)
 
 
@@ -169,10 +192,13 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
         except (TuneError, RayError) as error:
             raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {_goes_on(folder)}") from error
         except RuntimeError as error:
-            if not isinstance(error.__cause__, OutOfMemoryError):  # Tune knows processes that end, not those that Ray ends for memory
+            # Tune knows processes that end, not those that Ray ends for memory
+            if not isinstance(error.__cause__, OutOfMemoryError):
                 raise
             fewer = "run fewer trials at once (sweep.max_concurrent) or nothing else beside them"
-            raise TrainingError(f"Ray ended a trial's process, since the machine ran out of memory; {fewer}; {_goes_on(folder)}") from error
+            raise TrainingError(
+                f"Ray ended a trial's process, since the machine ran out of memory; {fewer}; {_goes_on(folder)}"
+            ) from error
     late, seconds = watch.late, time.monotonic() - watch.began
     rows, found = _rows(folder), sorted(watch.trials, key=place)
     trials = [_record(spec, folder, trial, rows.get(trial.trial_id, [])) for trial in found]
@@ -180,10 +206,14 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
     write_document(folder / SUMMARY, {**as_json(summary), "seconds": seconds})
     write_sweep_page(folder, spec, summary, trials)
     _copy_best(folder, summary)
-    failed = next((trial for trial in trials if watch.failed is not None and trial.trial_id == watch.failed.trial_id), None)
+    failed = next(
+        (trial for trial in trials if watch.failed is not None and trial.trial_id == watch.failed.trial_id), None
+    )
     if failed is not None and spec.settings.fail_fast:
         hint = f"`nip-ray sweep --resume {folder}` continues the others"
-        raise TrainingError(f"trial {failed.trial_id} failed ({failed.error}), which ends the sweep (sweep.fail_fast); {hint}")
+        raise TrainingError(
+            f"trial {failed.trial_id} failed ({failed.error}), which ends the sweep (sweep.fail_fast); {hint}"
+        )
     if trials and all(trial.status == "failed" for trial in trials) and len(trials) == spec.num_trials:
         raise TrainingError(f"all {len(trials)} trials failed, the first with: {trials[0].error}; see {folder / PAGE}")
     incomplete = not late and not (len(found) == spec.num_trials and all(map(ended, found)))
@@ -214,7 +244,11 @@ def _reported(spec: SweepSpec, rows: Sequence[Mapping[str, Any]]) -> Curve:
 def _record(spec: SweepSpec, folder: Path, trial: Any, rows: Sequence[Mapping[str, Any]]) -> TrialRecord:
     """What a trial's rows and Tune know of it."""
     last, values = dict(trial.last_result or {}), values_of(trial.config)
-    seed = values.pop("seed") if "seed" in values and "seed" not in spec.spaces else values.get("seed", spec.base.get("seed", 0))
+    seed = (
+        values.pop("seed")
+        if "seed" in values and "seed" not in spec.spaces
+        else values.get("seed", spec.base.get("seed", 0))
+    )
     metrics: dict[str, Any] = {}
     for row in rows:
         metrics |= {key: value for key, value in row.items() if isinstance(value, int | float) and key != "iteration"}
@@ -247,7 +281,11 @@ def _error(trial: Any, last: Mapping[str, Any]) -> str | None:
         return str(last["failed"])
     if trial.status != "ERROR":
         return None
-    text = Path(trial.error_file).read_text(errors="replace") if trial.error_file and Path(trial.error_file).is_file() else ""
+    text = (
+        Path(trial.error_file).read_text(errors="replace")
+        if trial.error_file and Path(trial.error_file).is_file()
+        else ""
+    )
     return _last_line(text) or "it broke down without a message"
 
 
@@ -272,9 +310,11 @@ def _copy_best(folder: Path, summary: Summary) -> None:
 
 @contextmanager
 def _aside(log: Path) -> Iterator[None]:
-    """While this holds, Tune works by our settings and logs to a file. Puts back the handler of SIGINT, which Tune does not."""
+    """While this holds, Tune works by our settings and logs to a file. Puts back the handler of SIGINT, which Tune does
+    not."""
     handler = logging.FileHandler(log, delay=True)
-    handler.addFilter(lambda record: not record.name.startswith("ray.tune.analysis"))  # misses files that we have switched off
+    # misses files that we have switched off
+    handler.addFilter(lambda record: not record.name.startswith("ray.tune.analysis"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in _TUNES_LOGGERS]
     before = [(logger.level, logger.propagate) for logger in loggers]
@@ -304,8 +344,8 @@ def _aside(log: Path) -> Iterator[None]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[list[int]]:
-    """While this holds, SIGTERM and SIGHUP (unless it is ignored) end Tune's loop as Ctrl-C does. Yields [SIGINT], to which the one that
-    comes is added."""
+    """While this holds, SIGTERM and SIGHUP (unless it is ignored) end Tune's loop as Ctrl-C does. Yields [SIGINT], to
+    which the one that comes is added."""
     came = [int(signal.SIGINT)]
     if threading.current_thread() is not threading.main_thread():
         yield came
@@ -354,7 +394,8 @@ def _claimed(folder: Path, new: bool) -> Iterator[None]:
 
 
 def _some_configs(spec: SweepSpec) -> list[AnyConfig]:
-    """Configs of the sweep's settings, of which it is asked whether they can work at all. Raises UserError when none can be."""
+    """Configs of the sweep's settings, of which it is asked whether they can work at all. Raises UserError when none
+    can be."""
     found, faults = [], []
     for values in draw_settings(spec)[:_LOOKED_AT]:
         try:
@@ -373,7 +414,9 @@ def _try_files(configs: Sequence[AnyConfig]) -> None:
         if not isinstance(config, ExperimentConfig):
             continue
         dumped = config.model_dump(mode="json")
-        mark = json.dumps([dumped["plugins"], dumped["scenario"].get("data"), dumped["initial_weights"]], sort_keys=True)
+        mark = json.dumps(
+            [dumped["plugins"], dumped["scenario"].get("data"), dumped["initial_weights"]], sort_keys=True
+        )
         if mark not in seen:
             seen.add(mark)
             try_files(with_absolute_paths(config))
@@ -398,7 +441,11 @@ def _absolute(spec: SweepSpec) -> SweepSpec:
     cases = {name: whole(changes) for name, changes in spec.settings.cases.items()}
     base = whole({key: value for key, value in spec.base.items() if key != CASES}) | ({CASES: cases} if cases else {})
     spaces = {
-        key: replace(space, arguments=tuple(absolute_paths(value, spec.kind, key) for value in space.arguments)) if space.listed else space
+        key: (
+            replace(space, arguments=tuple(absolute_paths(value, spec.kind, key) for value in space.arguments))
+            if space.listed
+            else space
+        )
         for key, space in spec.spaces.items()
     }
     return replace(spec, settings=replace(spec.settings, cases=cases), base=base, spaces=spaces)

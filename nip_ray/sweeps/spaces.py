@@ -2,12 +2,12 @@
 
 Decisions that matter here:
 
-- A space is a mapping with exactly one key, one of `KINDS`, that holds a list. No setting looks like that (a test walks all keys), so no
-  marker is needed. A mapping of agents may have one called `choice`: what it holds is no list.
-- Tune sees scalars only. It evaluates a mapping `{eval: "..."}` as Python, and searchers want hashable values; where a choice has
-  mappings or lists in it, its values travel as JSON text (`to_tune`, `from_tune`).
-- What comes back from Tune is put into its bounds again: PBT multiplies settings by factors without looking, and floor(exp(log(n))) may
-  be n - 1.
+- A space is a mapping with exactly one key, one of `KINDS`, that holds a list. No setting looks like that (a test walks
+  all keys), so no marker is needed. A mapping of agents may have one called `choice`: what it holds is no list.
+- Tune sees scalars only. It evaluates a mapping `{eval: "..."}` as Python, and searchers want hashable values; where a
+  choice has mappings or lists in it, its values travel as JSON text (`to_tune`, `from_tune`).
+- What comes back from Tune is put into its bounds again: PBT multiplies settings by factors without looking, and
+  floor(exp(log(n))) may be n - 1.
 """
 
 import difflib
@@ -30,8 +30,9 @@ _RANDN_REACH = 4.0  # standard deviations that count as the ends of a normal dis
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kind of space takes. arguments: their names, none for a list of values. log: equal ratios are equally likely. whole:
-    integers, and the upper end is excluded. quantised: the last argument is a step, and the upper end is included.
+    """What a kind of space takes. arguments: their names, none for a list of values. log: equal ratios are equally
+    likely. whole: integers, and the upper end is excluded. quantised: the last argument is a step, and the upper end is
+    included.
     """
 
     arguments: tuple[str, ...] = ()
@@ -56,12 +57,14 @@ KINDS: dict[str, Kind] = {
     "lograndint": Kind(_ENDS, log=True, whole=True),
     "randn": Kind(("mean", "sd")),
 }
-"""Name -> what it takes: one value of a list drawn, every value of it tried, or a number drawn from a range or a normal distribution."""
+"""Name -> what it takes: one value of a list drawn, every value of it tried, or a number drawn from a range or a normal
+distribution."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """One search space. kind: a key of `KINDS`. arguments: the values of choice and grid, else numbers in the order of the kind."""
+    """One search space. kind: a key of `KINDS`. arguments: the values of choice and grid, else numbers in the order of
+    the kind."""
 
     kind: str
     arguments: tuple[Any, ...]
@@ -83,7 +86,9 @@ class Space:
 
 def looks_like_space(value: Any) -> bool:
     """True if `value` can only be meant as a space: a mapping in which a kind holds a list."""
-    return isinstance(value, Mapping) and any(key in KINDS and isinstance(item, list | tuple) for key, item in value.items())
+    return isinstance(value, Mapping) and any(
+        key in KINDS and isinstance(item, list | tuple) for key, item in value.items()
+    )
 
 
 def parse_space(key: str, value: Any) -> Space | None:
@@ -103,7 +108,9 @@ def parse_space(key: str, value: Any) -> Space | None:
                 raise UserError(f"{key}.{name}: no kind of search space, did you mean {near[0]}?")
         return None
     if len(value) > 1:
-        raise UserError(f"{key}: got the keys {', '.join(map(str, value))}, expected one search space alone, {{kind: [...]}}")
+        raise UserError(
+            f"{key}: got the keys {', '.join(map(str, value))}, expected one search space alone, {{kind: [...]}}"
+        )
     ((kind, given),) = value.items()
     arguments = tuple(given)
     faults = _listed_faults(arguments) if kind in ("choice", "grid") else _range_faults(KINDS[kind], arguments)
@@ -134,7 +141,9 @@ def _range_faults(kind: Kind, numbers: Sequence[Any]) -> list[str]:
     """What is wrong with the arguments of a space of numbers, at most one fault."""
     wanted = ", ".join(kind.arguments)
     right = int if kind.whole else int | float
-    if len(numbers) != len(kind.arguments) or not all(isinstance(x, right) and not isinstance(x, bool) for x in numbers):
+    if len(numbers) != len(kind.arguments) or not all(
+        isinstance(x, right) and not isinstance(x, bool) for x in numbers
+    ):
         return [f"got {_show(list(numbers))}, expected [{wanted}], {'integers' if kind.whole else 'numbers'}"]
     if not all(abs(x) < 1e300 for x in numbers):  # false for nan, too
         return [f"got {_show(list(numbers))}, expected finite numbers"]
@@ -159,7 +168,8 @@ def _range_faults(kind: Kind, numbers: Sequence[Any]) -> list[str]:
 
 
 def examples(space: Space) -> list[Any]:
-    """Values by which a space is checked: all that are listed, both ends of a range, and mean and ± 4 standard deviations of randn."""
+    """Values by which a space is checked: all that are listed, both ends of a range, and mean and ± 4 standard
+    deviations of randn."""
     if space.listed:
         return list(space.arguments)
     if space.kind == "randn":
@@ -178,12 +188,17 @@ def draw(space: Space, generator: "np.random.Generator") -> Any:
         return float(generator.normal(first, second))
     if space.kind == "randint":
         return int(generator.integers(first, second))
-    number = math.exp(generator.uniform(math.log(first), math.log(second))) if space.log else float(generator.uniform(first, second))
+    number = (
+        math.exp(generator.uniform(math.log(first), math.log(second)))
+        if space.log
+        else float(generator.uniform(first, second))
+    )
     return clipped(space, math.floor(number) if KINDS[space.kind].whole else number)
 
 
 def clipped(space: Space, value: Any) -> Any:
-    """`value` as the space allows it: within its ends, a multiple of its step, an integer. Listed values and randn's are left alone."""
+    """`value` as the space allows it: within its ends, a multiple of its step, an integer. Listed values and randn's
+    are left alone."""
     if space.listed or space.kind == "randn":
         return value
     kind = KINDS[space.kind]
@@ -198,7 +213,10 @@ def clipped(space: Space, value: Any) -> Any:
 
 def combinations(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
     """Every combination of the values of listed spaces, the last one varying fastest."""
-    return [dict(zip(spaces, values, strict=True)) for values in itertools.product(*(space.arguments for space in spaces.values()))]
+    return [
+        dict(zip(spaces, values, strict=True))
+        for values in itertools.product(*(space.arguments for space in spaces.values()))
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- Tune
@@ -215,12 +233,14 @@ def to_tune(space: Space, *, grid: bool = True) -> Any:
 
 
 def to_pbt(space: Space) -> Any:
-    """The same as Tune's population-based training has it: a list to step through, or a range. (Of a choice it would multiply values.)"""
+    """The same as Tune's population-based training has it: a list to step through, or a range. (Of a choice it would
+    multiply values.)"""
     return [_encoded(space, value) for value in space.arguments] if space.listed else to_tune(space)
 
 
 def from_tune(space: Space, value: Any) -> Any:
-    """The setting that Tune's `value` stands for, within the space's bounds. Raises ValueError for one that the space does not list."""
+    """The setting that Tune's `value` stands for, within the space's bounds. Raises ValueError for one that the space
+    does not list."""
     if not space.listed:
         return clipped(space, value)
     for own in space.arguments:

@@ -1,11 +1,13 @@
-"""A sweep file: an experiment config in which any value may be a search space, and a top-level key `sweep`. Read, checked, written.
+"""A sweep file: an experiment config in which any value may be a search space, and a top-level key `sweep`. Read,
+checked, written.
 
 Decisions that matter here:
 
-- All that can be known before Ray starts is refused before Ray starts, in one UserError: every example value of every space is put into
-  the config alone (the others at their first value), and so is every combination of grids where there are at most 512.
-- Values are drawn here, by seed, not by Tune: Tune would draw again for every point of a grid, and a sweep's seeds would not share
-  settings. Only searchers and PBT, which learn from results, draw for themselves.
+- All that can be known before Ray starts is refused before Ray starts, in one UserError: every example value of every
+  space is put into the config alone (the others at their first value), and so is every combination of grids where there
+  are at most 512.
+- Values are drawn here, by seed, not by Tune: Tune would draw again for every point of a grid, and a sweep's seeds
+  would not share settings. Only searchers and PBT, which learn from results, draw for themselves.
 - The config without its spaces never goes through Tune's own resolution: see `nip_ray.sweeps.spaces`.
 """
 
@@ -56,13 +58,35 @@ _OF_ALL = (
     "staleness",
 )
 """What may stand after train, eval, eval_sampled or learn besides the name of an agent."""
-_OF_SCENARIO = {"hironaka": ("rho", "finished", "length_mean", "unfinished", "actions"), "state_tracking": ("worst_case",)}
+_OF_SCENARIO = {
+    "hironaka": ("rho", "finished", "length_mean", "unfinished", "actions"),
+    "state_tracking": ("worst_case",),
+}
 """The same for held-out games of one scenario: its `Scenario.figures` that bear no agent's name."""
 _EXACT = ("exploitability", "off_form", "worst_case")
 """Figures of language models that are computed and not sampled, where a rule knows the probabilities of replies."""
 _LAST = (
-    *("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "worst_case", "always_fail"),
-    *("confidence", "overconfidence", "brier", "return", "return_std", "score_difference", "episode_length", "messages"),
+    *(
+        "accuracy",
+        "completeness",
+        "soundness",
+        "undecided",
+        "acceptance",
+        "precision",
+        "recall",
+        "worst_case",
+        "always_fail",
+    ),
+    *(
+        "confidence",
+        "overconfidence",
+        "brier",
+        "return",
+        "return_std",
+        "score_difference",
+        "episode_length",
+        "messages",
+    ),
     *("value", "entropy", "kl"),
     *(
         "exploitability",
@@ -86,8 +110,9 @@ _PBT_MAY_NOT = ("algorithm", "algorithm.name", "algorithm.agent", "algorithm.opt
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """A checked sweep. base: the config without its spaces and without `sweep` (elements of lists that are spaces are null in it), and
-    under `cases` what each changes. spaces: dotted key -> space, in the order of the keys; `case` is one. kind: the class of its configs.
+    """A checked sweep. base: the config without its spaces and without `sweep` (elements of lists that are spaces are
+    null in it), and under `cases` what each changes. spaces: dotted key -> space, in the order of the keys; `case` is
+    one. kind: the class of its configs.
     """
 
     settings: SweepSettings
@@ -102,7 +127,8 @@ class SweepSpec:
 
     @property
     def grids(self) -> dict[str, Space]:
-        """Those of its spaces of which every value is tried; none where optuna or pbt choose, to whom a grid is a choice."""
+        """Those of its spaces of which every value is tried; none where optuna or pbt choose, to whom a grid is a
+        choice."""
         if isinstance(self.settings.search, OptunaSearch) or isinstance(self.settings.scheduler, PbtScheduler):
             return {}
         return {key: space for key, space in self.spaces.items() if space.kind == "grid"}
@@ -150,10 +176,13 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
     spaces: dict[str, Space] = {}
     misspelt = [key for key in difflib.get_close_matches(SWEEP, list(map(str, data)), cutoff=0.75) if key != SWEEP]
     faults += [f"{key}: unknown key, did you mean {SWEEP}?" for key in misspelt]
-    base = _without_spaces((), {key: item for key, item in data.items() if key not in (SWEEP, *misspelt)}, spaces, faults)
+    base = _without_spaces(
+        (), {key: item for key, item in data.items() if key not in (SWEEP, *misspelt)}, spaces, faults
+    )
     if not faults and not is_sweep(data):
         advice = (
-            "train it with `nip-ray train`, or add a space, as in algorithm: {lr: {loguniform: [1e-4, 1e-2]}}, or sweep: {seeds: [0, 1, 2]}"
+            "train it with `nip-ray train`, or add a space, as in algorithm: {lr: {loguniform: [1e-4, 1e-2]}}, or"
+            " sweep: {seeds: [0, 1, 2]}"
         )
         raise UserError(f"no sweep, for it has neither a search space nor the key sweep; {advice}")
     settings = SweepSettings()
@@ -171,7 +200,9 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
         configs = _example_configs(base, spaces, faults)
         kinds = dict.fromkeys(type(config) for config in configs)
         if len(kinds) > 1:
-            faults.append("scenario: some values are of networks and others of language models, sweep over one kind at a time")
+            faults.append(
+                "scenario: some values are of networks and others of language models, sweep over one kind at a time"
+            )
         spec = SweepSpec(settings, base, dict(sorted(spaces.items())), next(iter(kinds), ExperimentConfig))
         faults += _spec_faults(spec)
         faults += [fault for config in configs for fault in _config_faults(settings, config)]
@@ -186,11 +217,14 @@ def sweep_to_yaml(spec: SweepSpec) -> str:
     for key, space in spec.spaces.items():
         if key != CASE:
             _put(data, key, space.data())
-    return yaml.dump({**data, SWEEP: plain(spec.settings)}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
+    return yaml.dump(
+        {**data, SWEEP: plain(spec.settings)}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140
+    )
 
 
 def config_of(spec: SweepSpec | Mapping[str, Any], values: Mapping[str, Any]) -> AnyConfig:
-    """The checked config of one trial. spec: a sweep, or its base. values: dotted key -> value, `seed` too where a trial has its own.
+    """The checked config of one trial. spec: a sweep, or its base. values: dotted key -> value, `seed` too where a
+    trial has its own.
 
     Raises UserError that names the setting when no experiment can be like that.
     """
@@ -201,15 +235,19 @@ def config_of(spec: SweepSpec | Mapping[str, Any], values: Mapping[str, Any]) ->
 
 
 def draw_settings(spec: SweepSpec) -> list[dict[str, Any]]:
-    """The settings of a random search, in order: `num_samples` draws from the spaces that are no grid, each combined with every grid
-    point (the last key varying fastest). They depend on what the file says, not on the order in which it says it: a sweep that is
-    resumed has the same. Every one is run with every seed.
+    """The settings of a random search, in order: `num_samples` draws from the spaces that are no grid, each combined
+    with every grid point (the last key varying fastest). They depend on what the file says, not on the order in which
+    it says it: a sweep that is resumed has the same. Every one is run with every seed.
     """
     import numpy as np
 
     seed, made = spec.base.get("seed", 0), []  # 0 where the seed is itself a space
     for i in range(spec.settings.num_samples):
-        streams = {key: np.random.default_rng(stable_seed(seed, "sweep", i, key)) for key in spec.spaces if key not in spec.grids}
+        streams = {
+            key: np.random.default_rng(stable_seed(seed, "sweep", i, key))
+            for key in spec.spaces
+            if key not in spec.grids
+        }
         drawn = {key: draw(spec.spaces[key], generator) for key, generator in streams.items()}
         for point in combinations(spec.grids):
             made.append({key: {**drawn, **point}[key] for key in spec.spaces})
@@ -233,7 +271,10 @@ def _without_spaces(path: tuple[str, ...], value: Any, spaces: dict[str, Space],
     if space is not None:
         dotted = next((part for part in path if "." in part), None)
         if dotted is not None:
-            faults.append(f"{key}: a space cannot lie below a key with a dot in it ({dotted}), make a choice of the mapping around it")
+            faults.append(
+                f"{key}: a space cannot lie below a key with a dot in it ({dotted}), make a choice of the mapping"
+                " around it"
+            )
         spaces[key] = space
         return None
     if isinstance(value, Mapping):
@@ -293,7 +334,8 @@ def _setting(values: Mapping[str, Any]) -> str:
 
 
 def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], faults: list[str]) -> list[AnyConfig]:
-    """The configs of all examples that are accepted; why others are not goes to `faults`, once each, with the setting where it matters."""
+    """The configs of all examples that are accepted; why others are not goes to `faults`, once each, with the setting
+    where it matters."""
     first = {key: examples(space)[0] for key, space in spaces.items()}
     settings = [first, *({**first, key: value} for key, space in spaces.items() for value in examples(space)[1:])]
     grids = {key: space for key, space in spaces.items() if space.kind == "grid"}
@@ -318,7 +360,10 @@ def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Sp
     for name, changes in cases.items():
         where = f"{SWEEP}.{CASES}.{name}"
         if _holds_space(changes):
-            yield f"{where}: there is a search space in it, expected values; spaces stand outside of cases and combine with them"
+            yield (
+                f"{where}: there is a search space in it, expected values; spaces stand outside of cases and combine"
+                " with them"
+            )
         for key in {"name", "seed", SWEEP} & set(changes):
             yield f"{where}.{key}: a case cannot change it{', name sweep.seeds' if key == 'seed' else ''}"
         for space in spaces:
@@ -330,7 +375,8 @@ def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Sp
 
 
 def _blame(fault: str, values: Mapping[str, Any], first: Mapping[str, Any]) -> str:
-    """Which values of the spaces a fault comes with, where it does not name their key itself. Also a hint for floats that must be whole."""
+    """Which values of the spaces a fault comes with, where it does not name their key itself. Also a hint for floats
+    that must be whole."""
     key, _, rest = fault.partition(":")
     if key in values:
         whole = isinstance(values[key], float) and "expected integer" in rest
@@ -351,11 +397,21 @@ def _spec_faults(spec: SweepSpec) -> Iterator[str]:
     if len(set(seeds)) < len(seeds):
         yield f"sweep.seeds: got {list(seeds)}, expected each once"
     if settings.num_samples > 1 and set(spec.spaces) <= set(spec.grids):
-        what = "all spaces are grids, and each point of them" if spec.spaces else "there is no search space, and the one setting there is"
-        yield f"sweep.num_samples: got {settings.num_samples}, but {what} is tried anyway, leave it out or name sweep.seeds"
+        what = (
+            "all spaces are grids, and each point of them"
+            if spec.spaces
+            else "there is no search space, and the one setting there is"
+        )
+        yield (
+            f"sweep.num_samples: got {settings.num_samples}, but {what} is tried anyway, leave it out or name"
+            " sweep.seeds"
+        )
     if isinstance(settings.search, OptunaSearch):
         if find_spec("optuna") is None:
-            yield "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use random"
+            yield (
+                "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use"
+                " random"
+            )
         for key, space in spec.spaces.items():
             if space.kind in ("randn", "qloguniform"):
                 yield f"{key}: optuna knows no {space.kind}, use {'uniform' if space.kind == 'randn' else 'loguniform'}"
@@ -371,7 +427,10 @@ def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
     if all(space.kind == "grid" for space in spec.spaces.values()):
         yield "sweep.scheduler.name: pbt changes settings as it goes, so it needs a space that is no grid"
     if settings.seeds:
-        yield "sweep.seeds: under pbt trials take over each other's weights and settings, so seeds cannot be compared, leave them out"
+        yield (
+            "sweep.seeds: under pbt trials take over each other's weights and settings, so seeds cannot be compared,"
+            " leave them out"
+        )
     if isinstance(settings.search, OptunaSearch):
         yield "sweep.search.name: optuna and pbt would both choose settings, use one of them"
     elif settings.num_samples < 2:
@@ -379,7 +438,10 @@ def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
     for key in spec.spaces:
         if key.partition(".")[0] not in _PBT_MAY or key in _PBT_MAY_NOT:
             reason = "weights of one value may not fit another"
-            yield f"{key}: pbt cannot change it, since {reason}, sweep over keys below algorithm (not name, agent, optimizer) or schedules"
+            yield (
+                f"{key}: pbt cannot change it, since {reason}, sweep over keys below algorithm (not name, agent,"
+                " optimizer) or schedules"
+            )
 
 
 def _config_faults(settings: SweepSettings, config: AnyConfig) -> Iterator[str]:
@@ -393,12 +455,19 @@ def _config_faults(settings: SweepSettings, config: AnyConfig) -> Iterator[str]:
         return
     key, every = _rhythm(scheduler)
     if every >= config.iterations:
-        yield f"sweep.scheduler.{key}: got {every} of {config.iterations} iterations, expected fewer, or nothing is ever compared"
+        yield (
+            f"sweep.scheduler.{key}: got {every} of {config.iterations} iterations, expected fewer, or nothing is ever"
+            " compared"
+        )
     if isinstance(scheduler, PbtScheduler) and isinstance(config, TextExperimentConfig):
-        yield "sweep.scheduler.name: pbt copies weights, but language models are fine-tuned by services, use asha or fifo"
+        yield (
+            "sweep.scheduler.name: pbt copies weights, but language models are fine-tuned by services, use asha or fifo"
+        )
     reports = settings.iterations_per_report
     if every % reports:
-        yield f"sweep.iterations_per_report: got {reports}, expected a divisor of sweep.scheduler.{key}, which is {every}"
+        yield (
+            f"sweep.iterations_per_report: got {reports}, expected a divisor of sweep.scheduler.{key}, which is {every}"
+        )
     if settings.metric.partition("/")[0] in ("eval", "eval_sampled"):
         yield from _evaluation_faults(scheduler, config)
 
@@ -416,7 +485,10 @@ def _evaluation_faults(scheduler: AshaScheduler | PbtScheduler, config: AnyConfi
     if isinstance(config, TextExperimentConfig):
         if isinstance(config.algorithm, TextTrainingSettings):
             if (scheme := config.algorithm.test_scheme) != "all":
-                yield f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out figures on the way, use all"
+                yield (
+                    f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out figures on the way,"
+                    " use all"
+                )
             return
         name, interval = "algorithm.evaluate_every", config.algorithm.evaluate_every
     else:
@@ -439,7 +511,9 @@ def _metric_fault(metric: str, config: AnyConfig) -> str | None:
     prefix, slash, rest = metric.partition("/")
     if not slash or prefix not in prefixes:
         if text and prefix == "eval" and rest:
-            if config.algorithm.name == "policy_gradient" and (rest.partition("/")[0] in _EXACT or rest.endswith("/value")):
+            if config.algorithm.name == "policy_gradient" and (
+                rest.partition("/")[0] in _EXACT or rest.endswith("/value")
+            ):
                 return None
             return f"but held-out dialogues of language models are under eval_sampled/{rest}"
         near = difflib.get_close_matches(prefix, prefixes, 1, 0.8)
@@ -452,7 +526,10 @@ def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
     """An agent that does not play, or a figure that is misspelt."""
     agents = tuple(language_agents(config)) if isinstance(config, TextExperimentConfig) else playing(config)
     known = (*(agents or ()), *_OF_ALL, *_OF_SCENARIO.get(config.scenario.name, ()))
-    own_figures = prefix.startswith("eval") and config.scenario.name in (*ADDED["scenario"], *ADDED["language_scenario"])
+    own_figures = prefix.startswith("eval") and config.scenario.name in (
+        *ADDED["scenario"],
+        *ADDED["language_scenario"],
+    )
     if prefix not in ("time", "cost") and agents is not None and not own_figures and parts[0] not in known:
         return suggest(parts[0], known)
     last = parts[-1]
@@ -471,11 +548,17 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
     if who in ("verifier/completeness", "verifier/soundness") and "=" not in claim:
         verdicts = table_of(protocol, config.protocol).verdicts
         if claim not in verdicts or len(verdicts) == 2:
-            return suggest(claim, verdicts) if len(verdicts) > 2 else f"but {protocol} has two verdicts here, name {prefix}/{who}"
+            return (
+                suggest(claim, verdicts)
+                if len(verdicts) > 2
+                else f"but {protocol} has two verdicts here, name {prefix}/{who}"
+            )
     if rest == "score_difference":
         table = table_of(protocol, config.protocol)
         if not any(table.wanted_by(prover, REJECT) for prover in table.provers):
-            return f"but no prover of {protocol} is after a verdict, so that none is honest or lies, name another figure"
+            return (
+                f"but no prover of {protocol} is after a verdict, so that none is honest or lies, name another figure"
+            )
     if without_verifier(config) and rest.startswith("verifier/"):
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
         if isinstance(config, TextExperimentConfig) and config.algorithm.name != "policy_gradient":

@@ -2,12 +2,14 @@
 
 Decisions that matter here:
 
-- Only trials that ran to their end count in a mean, a smallest and a largest figure. One that was stopped was stopped for being poor, and
-  one that failed may have failed for what it had learned: a mean over the others alone would flatter the setting. So a setting with such
-  a seed is best only where there is no other.
-- A mean over seeds stands beside the figure of each seed, without an interval. Runs that learn or break down are not about normal: where
-  one seed in five fails, Student's interval of five seeds holds the mean of all seeds in two cases of three.
-- The best of several settings was chosen by the very figures that are shown, and these are on average too good. The summary says so.
+- Only trials that ran to their end count in a mean, a smallest and a largest figure. One that was stopped was stopped
+  for being poor, and one that failed may have failed for what it had learned: a mean over the others alone would
+  flatter the setting. So a setting with such a seed is best only where there is no other.
+- A mean over seeds stands beside the figure of each seed, without an interval. Runs that learn or break down are not
+  about normal: where one seed in five fails, Student's interval of five seeds holds the mean of all seeds in two cases
+  of three.
+- The best of several settings was chosen by the very figures that are shown, and these are on average too good. The
+  summary says so.
 """
 
 import json
@@ -22,16 +24,18 @@ from nip_ray.settings.sweep import SweepSettings
 
 Status = Literal["done", "stopped", "failed", "unfinished"]
 STATUSES: tuple[Status, ...] = ("done", "stopped", "failed", "unfinished")
-"""Ran to its end; stopped early by the scheduler; broke down for good; neither yet (the sweep was interrupted, or out of time)."""
+"""Ran to its end; stopped early by the scheduler; broke down for good; neither yet (the sweep was interrupted, or out
+of time)."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
     """One trial.
 
-    trial_id: its name below `trials/`. values: dotted key -> value of every space (under PBT: the newest). run_dir: its run folder, None
-    where it has none yet. iterations: how many were done. metrics: the last known value of each figure. curve: (iteration, metric) pairs
-    in order. seconds: of wall clock in which it ran. error: why it failed, in one line.
+    trial_id: its name below `trials/`. values: dotted key -> value of every space (under PBT: the newest). run_dir: its
+    run folder, None where it has none yet. iterations: how many were done. metrics: the last known value of each
+    figure. curve: (iteration, metric) pairs in order. seconds: of wall clock in which it ran. error: why it failed, in
+    one line.
     """
 
     trial_id: str
@@ -55,8 +59,8 @@ SEEDS_SHOWN = 10
 class SettingSummary:
     """One setting and its trials, which are in the order of `seeds`.
 
-    figures: the metric of each seed that ran to its end, by seed. last: mean of what is known of the others, None where nothing is.
-    rank: from 1, the best.
+    figures: the metric of each seed that ran to its end, by seed. last: mean of what is known of the others, None where
+    nothing is. rank: from 1, the best.
     """
 
     values: Mapping[str, Any]
@@ -90,8 +94,8 @@ class SettingSummary:
 class Summary:
     """A sweep's outcome.
 
-    settings: in the order in which they appeared. best, best_trial: None where no trial has the figure. note: what the figures do not
-    say, "" where there is nothing to say. seconds: of all trials together.
+    settings: in the order in which they appeared. best, best_trial: None where no trial has the figure. note: what the
+    figures do not say, "" where there is nothing to say. seconds: of all trials together.
     """
 
     metric: str
@@ -126,7 +130,16 @@ def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary
         done = [pair for pair in figures if pair[0].status == "done"]
         best_trial = max(done or figures, key=lambda pair: sign * pair[1])[0]
     seconds = sum(trial.seconds for trial in trials)
-    return Summary(settings.metric, settings.mode, ranked, best, best_trial, _note(best, ranked, settings.mode), _counted(trials), seconds)
+    return Summary(
+        settings.metric,
+        settings.mode,
+        ranked,
+        best,
+        best_trial,
+        _note(best, ranked, settings.mode),
+        _counted(trials),
+        seconds,
+    )
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
@@ -161,7 +174,14 @@ def table_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
     keys = list(dict.fromkeys(key for setting in summary.settings for key in setting.values))
     short = short_names(keys)
     several = any(len(setting.seeds) > 1 for setting in summary.settings)
-    header = ["rank", *(short[key] for key in keys), "seeds" if several else "seed", summary.metric, "of each seed", "trials"]
+    header = [
+        "rank",
+        *(short[key] for key in keys),
+        "seeds" if several else "seed",
+        summary.metric,
+        "of each seed",
+        "trials",
+    ]
     rows = []
     for setting in summary.ranked:
         values = [show(setting.values[key]) if key in setting.values else "" for key in keys]
@@ -220,7 +240,8 @@ def number(value: float | None) -> str:
 
 
 def each(figures: Sequence[float]) -> str:
-    """The figure of each of several seeds, or of many the smallest and the largest; "" for one, which is its own mean."""
+    """The figure of each of several seeds, or of many the smallest and the largest; "" for one, which is its own
+    mean."""
     if len(figures) > SEEDS_SHOWN:
         return f"{number(min(figures))} to {number(max(figures))}"
     return ", ".join(map(number, figures)) if len(figures) > 1 else ""
@@ -284,12 +305,14 @@ def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode:
         notes.append(f"No setting has all its seeds trained to the end; of the best one's trials there are {what}.")
     if len(compared) > 1:
         notes.append(
-            f"The best of {len(compared)} settings is chosen by the metrics shown here, so its score is selection-biased; "
-            "re-train with fresh seeds for an unbiased one."
+            f"The best of {len(compared)} settings is chosen by the metrics shown here, so its score is"
+            " selection-biased; re-train with fresh seeds for an unbiased one."
         )
         same = sum(one is not best and one.complete == best.complete and known(one) == known(best) for one in compared)
         if same:  # then the best is only the first of them
-            notes.append(f"{same} other{'' if same == 1 else 's'} {'has' if same == 1 else 'have'} the very same figure.")
+            notes.append(
+                f"{same} other{'' if same == 1 else 's'} {'has' if same == 1 else 'have'} the very same figure."
+            )
         sign = 1 if mode == "max" else -1
         worst = min((sign * x for x in best.figures), default=math.inf)
         near = sum(any(sign * x >= worst for x in one.figures) for one in compared if one is not best)

@@ -7,10 +7,12 @@
     })
 
 Decisions that matter here:
-- Tune counts its own reports from the checkpoint that it knows of, and the run continues from its own newest one. So the run says
-  how far it is: `training_iteration` is the number of reports that its iterations make, also after a restore;
-- a trial that population-based training sends on from another's checkpoint keeps its own rows up to there, and takes the other's for
-  iterations that it had not reached itself. `lineage.json` says from whom it continues since when, and with which values.
+- Tune counts its own reports from the checkpoint that it knows of, and the run continues from its own newest one. So
+  the run says how far it is: `training_iteration` is the number of reports that its iterations make, also after a
+  restore;
+- a trial that population-based training sends on from another's checkpoint keeps its own rows up to there, and takes
+  the other's for iterations that it had not reached itself. `lineage.json` says from whom it continues since when, and
+  with which values.
 """
 
 from collections.abc import Mapping
@@ -44,7 +46,11 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
                 work.step()
         if work.over:
             work.finish()
-        return {"done": work.over, TRAINING_ITERATION: -(-work.iteration // size), SHOULD_CHECKPOINT: work.saved_at != before}
+        return {
+            "done": work.over,
+            TRAINING_ITERATION: -(-work.iteration // size),
+            SHOULD_CHECKPOINT: work.saved_at != before,
+        }
 
     def reached(self, work: Session) -> dict[str, Any]:
         return work.figures
@@ -58,8 +64,8 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
         work.save_interrupted()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take on the next trial, whose config this is, in this process. What goes wrong in that is raised by the first `step`: Tune tries
-        again what failed in a step, and nothing that failed here.
+        """Take on the next trial, whose config this is, in this process. What goes wrong in that is raised by the first
+        `step`: Tune tries again what failed in a step, and nothing that failed here.
         """
         try:
             self.cleanup()
@@ -90,7 +96,11 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
 
     def _other_source(self, folder: RunFolder) -> tuple[str, Checkpoint | None]:
         """(trial, its checkpoint) to continue from where that is not simply this run's own newest, else ("", None)."""
-        if self.source is not None and self.source["trial"] != self.trial_id and not self._taken_over(folder, self.source):
+        if (
+            self.source is not None
+            and self.source["trial"] != self.trial_id
+            and not self._taken_over(folder, self.source)
+        ):
             checkpoints = self.root / self.source["trial"] / "checkpoints"
             try:
                 return self.source["trial"], load_checkpoint(checkpoints, self.source["iteration"])
@@ -98,14 +108,19 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
                 return self.source["trial"], load_checkpoint(checkpoints)
         if has_checkpoint(folder.checkpoints):
             own = load_checkpoint(folder.checkpoints)
-            if own.fingerprint != run_fingerprint(self.experiment):  # Tune forgot a change of settings when its process was killed
+            # Tune forgot a change of settings when its process was killed
+            if own.fingerprint != run_fingerprint(self.experiment):
                 return self.trial_id, own
         return "", None
 
     def _taken_over(self, folder: RunFolder, wanted: Mapping[str, Any]) -> bool:
         """True if an earlier start of this trial continued from there already, with the same values."""
         last = steps[-1] if (steps := _lineage(folder)) else {"from": None}
-        return last["from"] == wanted["trial"] and last["iteration"] >= wanted["iteration"] and last["values"] == values_of(self.config)
+        return (
+            last["from"] == wanted["trial"]
+            and last["iteration"] >= wanted["iteration"]
+            and last["values"] == values_of(self.config)
+        )
 
 
 def _take_rows(folder: RunFolder, source: Path, iteration: int) -> None:

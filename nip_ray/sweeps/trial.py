@@ -1,10 +1,12 @@
-"""A trial as Tune sees it, for networks and for language models alike: its config, run folder, steps, checkpoints and resources.
+"""A trial as Tune sees it, for networks and for language models alike: its config, run folder, steps, checkpoints and
+resources.
 
 Decisions that matter here:
-- a trial is a run: it has a run folder, on storage that all nodes see, under `run_root/TRIAL_ID`. A checkpoint of Tune's names a place in
-  it only: so nothing is written twice. A trial whose folder is there already continues, whatever Tune knows of it;
-- what would fail again is not tried again: the trial ends with the reason in its last result (`failed`). What the surroundings did (a
-  lost process, a full disk) raises, and Tune starts the trial again.
+- a trial is a run: it has a run folder, on storage that all nodes see, under `run_root/TRIAL_ID`. A checkpoint of
+  Tune's names a place in it only: so nothing is written twice. A trial whose folder is there already continues,
+  whatever Tune knows of it;
+- what would fail again is not tried again: the trial ends with the reason in its last result (`failed`). What the
+  surroundings did (a lost process, a full disk) raises, and Tune starts the trial again.
 """
 
 import json
@@ -50,12 +52,13 @@ AnyWork = TypeVar("AnyWork", bound=Work)
 
 
 class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
-    """A run as a trial. config: "experiment" and "run_root", and as one likes "values" (dotted key -> value), "spaces" (dotted key -> the
-    search space that a value was drawn from, as in a sweep file), "group" (the sweep's name, for trackers), "iterations_per_report"
-    (default 1), "seeds" (of which Tune's `Repeater` chooses). A mapping may be given as JSON text, in which Tune does not look for spaces
-    of its own.
+    """A run as a trial. config: "experiment" and "run_root", and as one likes "values" (dotted key -> value), "spaces"
+    (dotted key -> the search space that a value was drawn from, as in a sweep file), "group" (the sweep's name, for
+    trackers), "iterations_per_report" (default 1), "seeds" (of which Tune's `Repeater` chooses). A mapping may be given
+    as JSON text, in which Tune does not look for spaces of its own.
 
-    kind: of its configs. ending: the errors that end a trial, beside a UserError of its beginning. format: of its checkpoints.
+    kind: of its configs. ending: the errors that end a trial, beside a UserError of its beginning. format: of its
+    checkpoints.
     """
 
     kind: ClassVar[type[Any]]
@@ -82,8 +85,8 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
         """Save a run that is stopped between two reports."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Make the run folder, or open the one of an earlier start of this trial. Nothing is built, and no provider contacted, before the
-        first `step`. Raises UserError when the folder cannot be written.
+        """Make the run folder, or open the one of an earlier start of this trial. Nothing is built, and no provider
+        contacted, before the first `step`. Raises UserError when the folder cannot be written.
         """
         self.work: AnyWork | None = None
         self.folder: RunFolder | None = None
@@ -104,9 +107,9 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
         self._silence = give_signs(self.folder.path)
 
     def step(self) -> dict[str, Any]:
-        """The next iterations, or the next stage. Returns the newest figures by their keys in metrics.jsonl, `iteration` among them,
-        `run_dir`, `done`, and `failed` (the reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when
-        nothing can be written.
+        """The next iterations, or the next stage. Returns the newest figures by their keys in metrics.jsonl,
+        `iteration` among them, `run_dir`, `done`, and `failed` (the reason) for a trial that need not be tried again.
+        Raises LearnerLost, and UserError when nothing can be written.
         """
         if self._broken is not None:
             raise self._broken
@@ -154,15 +157,18 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """CPUs and GPUs of the main process, then of all that it starts: env runners and learners, rollout workers and local models."""
+        """CPUs and GPUs of the main process, then of all that it starts: env runners and learners, rollout workers and
+        local models."""
         try:
             return tune.PlacementGroupFactory(trial_bundles(experiment_of(config, cls.kind)))
-        except UserError:  # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
+        # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
+        except UserError:
             return tune.PlacementGroupFactory([{"CPU": 1.0}])
 
 
 def experiment_of(config: Mapping[str, Any], kind: type[Config]) -> Config:
-    """The experiment of a `kind` that a trial's config describes. Raises UserError for unknown keys and for a config that cannot be."""
+    """The experiment of a `kind` that a trial's config describes. Raises UserError for unknown keys and for a config
+    that cannot be."""
     unknown = sorted(set(config) - set(KEYS))
     if unknown or "experiment" not in config or "run_root" not in config:
         wrong = f"unknown: {', '.join(unknown)}" if unknown else "experiment and run_root are needed"
@@ -180,13 +186,16 @@ def values_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if set(found) == {"drawn"}:  # by us, and not by Tune
         return dict(found["drawn"])
     parsed = {key: parse_space(key, space) for key, space in _mapping(config.get("spaces", {})).items()}
-    made = {key: value if (space := parsed.get(key)) is None else from_tune(space, value) for key, value in found.items()}
+    made = {
+        key: value if (space := parsed.get(key)) is None else from_tune(space, value) for key, value in found.items()
+    }
     seeds = config.get("seeds") or []
     return {**made, "seed": seeds[config.get(TRIAL_INDEX, 0)]} if seeds else made
 
 
 def opened(path: Path, experiment: AnyConfig) -> RunFolder:
-    """The run folder of a trial, open for writing. Waits for the lock of an earlier start that could not give it back."""
+    """The run folder of a trial, open for writing. Waits for the lock of an earlier start that could not give it
+    back."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while (path / CONFIG).is_file():
         try:

@@ -1,12 +1,13 @@
-"""From a sweep's spec to Tune's parts: what each trial is told, who draws settings, who is stopped, what is tried again.
+"""From a sweep's spec to Tune's parts: what each trial is told, who draws settings, who is stopped, what is tried
+again.
 
 Decisions that matter here:
-- trials are numbered in the order of their settings where we draw these ourselves. So a trial finds its run folder again even when the
-  process that ran the sweep was killed before Tune wrote anything down;
-- Tune saves no scheduler. What ASHA has to know of earlier trials is played to it from their rows, and members of a population stay in
-  step with their intervals;
-- a sweep that ends before its trials do (out of time, or a trial failed and that was to end it) leaves them unfinished: Tune's own limits
-  would call them terminated, and never continue with them.
+- trials are numbered in the order of their settings where we draw these ourselves. So a trial finds its run folder
+  again even when the process that ran the sweep was killed before Tune wrote anything down;
+- Tune saves no scheduler. What ASHA has to know of earlier trials is played to it from their rows, and members of a
+  population stay in step with their intervals;
+- a sweep that ends before its trials do (out of time, or a trial failed and that was to end it) leaves them unfinished:
+  Tune's own limits would call them terminated, and never continue with them.
 """
 
 import json
@@ -57,8 +58,8 @@ def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
 
 
 def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
-    """What a trial is told. Mappings travel as JSON text: Tune would look for spaces of its own in them. The folder is a Path, which Tune
-    takes for something to be told again when it continues: so a sweep's folder may be moved.
+    """What a trial is told. Mappings travel as JSON text: Tune would look for spaces of its own in them. The folder is
+    a Path, which Tune takes for something to be told again when it continues: so a sweep's folder may be moved.
     """
     told: dict[str, Any] = {
         "experiment": json.dumps(spec.base),
@@ -81,8 +82,8 @@ def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
 
 def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
     """Search and scheduler. known: what the figure of each trial was, at each report, before this process took over."""
-    # A trial may follow another in its process, which saves some seconds of imports each; but members of a population come back to
-    # folders that a process still has open, and a plugin stays imported.
+    # A trial may follow another in its process, which saves some seconds of imports each; but members of a population
+    # come back to folders that a process still has open, and a plugin stays imported.
     plugins = any(key.partition(".")[0] == "plugins" for key in spec.spaces)
     follow = spec.kind is ExperimentConfig and not isinstance(spec.settings.scheduler, PbtScheduler) and not plugins
     return tune.TuneConfig(
@@ -98,7 +99,8 @@ def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
 
 
 def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.RunConfig:
-    """Where Tune keeps its own state, and what it tries again. All its checkpoints are kept: they are pointers into the run folders."""
+    """Where Tune keeps its own state, and what it tries again. All its checkpoints are kept: they are pointers into the
+    run folders."""
     failures = 0 if spec.settings.fail_fast else spec.settings.max_failures
     return tune.RunConfig(
         name=TUNE,
@@ -127,8 +129,8 @@ def _reached(last: Mapping[str, Any]) -> int:
 
 
 class Watch(tune.Callback):
-    """Tells on stderr of every trial that ends and of how the others stand; ends the sweep when it is out of time, or when
-    a trial failed and that is to end it. Ends a trial's process that hangs, so that Tune starts the trial again.
+    """Tells on stderr of every trial that ends and of how the others stand; ends the sweep when it is out of time, or
+    when a trial failed and that is to end it. Ends a trial's process that hangs, so that Tune starts the trial again.
 
     trials: Tune's trials, at the end. failed: what ended the sweep, where `fail_fast` did.
     """
@@ -136,7 +138,10 @@ class Watch(tune.Callback):
     def __init__(self, spec: SweepSpec, quiet: bool, trials: Path | None = None) -> None:
         """trials: the folder of their run folders, in which signs of life are looked for (none: nowhere)."""
         settings, faults = spec.settings, spec.base.get("fault_tolerance") or {}
-        self.silence, self.folders = trial_silence(faults.get("hang_timeout_s", FaultToleranceSettings().hang_timeout_s)), trials
+        self.silence, self.folders = (
+            trial_silence(faults.get("hang_timeout_s", FaultToleranceSettings().hang_timeout_s)),
+            trials,
+        )
         self.metric, self.mode, self.total, self.quiet = settings.metric, settings.mode, spec.num_trials, quiet
         self.fail_fast, self.budget = settings.fail_fast, settings.time_budget_s
         self.began = self.told = self.looked = time.monotonic()
@@ -160,7 +165,10 @@ class Watch(tune.Callback):
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Of one that lost a process, and is tried again."""
         if not self.quiet:
-            say(f"trial {trial.trial_id} broke down, for the {trial.num_failures}. time; it continues from its newest checkpoint")
+            say(
+                f"trial {trial.trial_id} broke down, for the {trial.num_failures}. time; it continues from its newest"
+                " checkpoint"
+            )
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Of one that broke down as often as it may."""
@@ -201,15 +209,23 @@ class Watch(tune.Callback):
     def _say_ended(self, trials: list[Any], trial: Any, what: object) -> None:
         self.told = time.monotonic()
         if not self.quiet:
-            values = ", ".join(f"{key} {value}" for key, value in values_of(trial.config).items()) or f"trial {trial.trial_id}"
+            values = (
+                ", ".join(f"{key} {value}" for key, value in values_of(trial.config).items())
+                or f"trial {trial.trial_id}"
+            )
             say(f"[{sum(map(ended, trials))}/{self.total}] {values}: {what}")
 
     def _best(self, trials: Sequence[Any]) -> str:
-        known = [(x, trial) for trial in trials if math.isfinite(x := (trial.last_result or {}).get(self.metric, math.nan))]
+        known = [
+            (x, trial) for trial in trials if math.isfinite(x := (trial.last_result or {}).get(self.metric, math.nan))
+        ]
         if not known:
             return ""
         figure, best = (max if self.mode == "max" else min)(known, key=lambda pair: pair[0])
-        return f"; best so far {self.metric} {figure:.4g}, after {_reached(best.last_result)} iterations of trial {best.trial_id}"
+        return (
+            f"; best so far {self.metric} {figure:.4g}, after {_reached(best.last_result)} iterations of trial"
+            f" {best.trial_id}"
+        )
 
 
 def _tune_draws(spec: SweepSpec) -> bool:
@@ -239,8 +255,13 @@ def _scheduler(spec: SweepSpec, known: Mapping[str, Curve]) -> TrialScheduler:
     chosen = spec.settings.scheduler
     clock = "text_iteration" if spec.kind is TextExperimentConfig else "iteration"
     if isinstance(chosen, AshaScheduler):
-        results = {trial: [{clock: iteration, spec.settings.metric: x} for iteration, x in curve] for trial, curve in known.items()}
-        return _Asha(results, time_attr=clock, grace_period=chosen.grace_iterations, reduction_factor=chosen.reduction_factor)
+        results = {
+            trial: [{clock: iteration, spec.settings.metric: x} for iteration, x in curve]
+            for trial, curve in known.items()
+        }
+        return _Asha(
+            results, time_attr=clock, grace_period=chosen.grace_iterations, reduction_factor=chosen.reduction_factor
+        )
     if isinstance(chosen, PbtScheduler):
         return _Population(
             clock,
@@ -274,7 +295,8 @@ class _Asha(ASHAScheduler):
 
 
 class _Population(PopulationBasedTraining):
-    """Tune's, of which a member that starts again (a lost process, a resumed sweep) is not compared before its next interval is over."""
+    """Tune's, of which a member that starts again (a lost process, a resumed sweep) is not compared before its next
+    interval is over."""
 
     def __init__(self, clock: str, interval: int, **options: Any) -> None:
         super().__init__(time_attr=clock, perturbation_interval=interval, **options)

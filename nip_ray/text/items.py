@@ -9,7 +9,8 @@ from nip_ray.storage.folder import read_lines, write_lines
 
 
 def stored_items(run_dir: Path, kind: LanguageScenarioKind) -> dict[str, list[Any]] | None:
-    """The items that a run keeps, None before it does. kind: of its scenario. Raises UserError when a file is damaged."""
+    """The items that a run keeps, None before it does. kind: of its scenario. Raises UserError when a file is
+    damaged."""
     files = {split: _file(run_dir, split) for split in SPLITS}
     if not all(file.is_file() for file in files.values()):
         return None

@@ -1,10 +1,11 @@
 """Fine-tuning jobs, each made exactly once: their journal, what is done with it, and what it says that they have cost.
 
 Decisions that matter here (of the journal):
-- one entry is one line of JSON, put at the end by a single write and fsynced before `append` returns: once an entry is acted upon, it
-  is on disk;
-- a kill or a power failure can spoil the last line only. Such a line has no line break at its end, or zeros in it where blocks never
-  reached the disk; it was never acted upon, and is as good as none. Any other damage is told, never guessed at;
+- one entry is one line of JSON, put at the end by a single write and fsynced before `append` returns: once an entry is
+  acted upon, it is on disk;
+- a kill or a power failure can spoil the last line only. Such a line has no line break at its end, or zeros in it where
+  blocks never reached the disk; it was never acted upon, and is as good as none. Any other damage is told, never
+  guessed at;
 - every line carries the format version and a CRC-32 of its entry;
 - one writer at a time; readers need no lock (`read_journal`);
 - after a write that failed nothing more is written: what the disk then holds is known only to who opens the file again.
@@ -56,7 +57,8 @@ class Journal:
     def append(self, kind: str, /, **fields: Any) -> Entry:
         """Add an entry; it is on disk when this returns. `fields` are plain JSON values.
 
-        Raises UserError when it cannot be written, and for every later call on this object; RuntimeError when it is closed.
+        Raises UserError when it cannot be written, and for every later call on this object; RuntimeError when it is
+        closed.
         """
         line = sealed({"kind": kind, **fields}, VERSION)
         with self._guard:
@@ -92,12 +94,15 @@ class Journal:
     def __enter__(self) -> "Journal":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def read_journal(path: Path | str) -> list[Entry]:
-    """All entries of a journal that another process may be writing, none when it is missing. Raises UserError when it is damaged."""
+    """All entries of a journal that another process may be writing, none when it is missing. Raises UserError when it
+    is damaged."""
     return _read(Path(path))[0]
 
 
@@ -117,29 +122,39 @@ def _parse(line: bytes, where: str) -> Entry:
             return entry
     except ValueError:
         pass
-    raise UserError(f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were paid for")
+    raise UserError(
+        f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were"
+        " paid for"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # `ensure_job`: a fine-tuning job made exactly once, whatever is killed, lost or late in between.
 #
-# - a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the journal says what
+# - a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the
+# journal says what
 #   we were about to do with it: so who comes after a crash can ask whether it was done;
-# - look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us in doubt: the
+# - look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us
+# in doubt: the
 #   provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made again;
-# - who comes after a kill cannot know when the connection was cut, nor by a clock that may have been set since when the request began: it
+# - who comes after a kill cannot know when the connection was cut, nor by a clock that may have been set since when the
+# request began: it
 #   counts that time from its own start;
-# - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
-#   the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A provider may
+# - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up
+# once more after
+# the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A
+# provider may
 #   take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
-# - a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever resumes; until then
+# - a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever
+# resumes; until then
 #   the job does not count as over. So it is with a status that is not known here, for `UNKNOWN_S`;
-# - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
+# - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence
+# another key, and is
 #   made by who resumes (`next_attempt`).
 #
-# The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation), refused (it was
-# not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key), duplicate_over (how that ended), final (how
-# the job ended). Times are seconds since 1970, by our clock.
+# The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation),
+# refused (it was not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key),
+# duplicate_over (how that ended), final (how the job ended). Times are seconds since 1970, by our clock.
 
 _MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
 _PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
@@ -152,7 +167,8 @@ CANCEL_S = 300.0
 
 
 class Busy(InDoubt):
-    """The provider said clearly that it created nothing, and to come back: a rate or daily limit. wait_s: its own proposal, or none."""
+    """The provider said clearly that it created nothing, and to come back: a rate or daily limit. wait_s: its own
+    proposal, or none."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -160,7 +176,8 @@ class Busy(InDoubt):
 
 
 def job_key(run_id: str, iteration: int, group: str, data: bytes, method: Method, model: str, attempt: int = 0) -> str:
-    """64 hex digits that name a job by what it is for. attempt: 0, and one more for each time that it failed (`next_attempt`)."""
+    """64 hex digits that name a job by what it is for. attempt: 0, and one more for each time that it failed
+    (`next_attempt`)."""
     parts = {
         "run_id": run_id,
         "iteration": iteration,
@@ -174,9 +191,11 @@ def job_key(run_id: str, iteration: int, group: str, data: bytes, method: Method
 
 
 def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
-    """The first attempt, from 0, whose job has not failed or been cancelled by the journal; `key_of` gives an attempt's key.
+    """The first attempt, from 0, whose job has not failed or been cancelled by the journal; `key_of` gives an attempt's
+    key.
 
-    The trainer calls this before `ensure_job`. Since a failure stops the training, a new attempt is made only after a resume.
+    The trainer calls this before `ensure_job`. Since a failure stops the training, a new attempt is made only after a
+    resume.
     """
     attempt = 0
     while (final := journal.last("final", key=key_of(attempt))) is not None and final["status"] != "succeeded":
@@ -184,11 +203,13 @@ def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
     return attempt
 
 
-async def ensure_job(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str) -> FineTuneJob:
+async def ensure_job(
+    backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str
+) -> FineTuneJob:
     """The one job with `spec.key`: found, or made. It may be over already; `await_job` judges that.
 
-    data: JSON lines to learn from. name: of the file. Call it for one key at a time, with `worst_of(spec)` set aside. Raises what the
-    backend raises, TrainingError when creating stays unclear.
+    data: JSON lines to learn from. name: of the file. Call it for one key at a time, with `worst_of(spec)` set aside.
+    Raises what the backend raises, TrainingError when creating stays unclear.
     """
     key = spec.key
     known = ended(journal, key)
@@ -196,7 +217,15 @@ async def ensure_job(backend: FineTuneBackend, journal: Journal, spec: FineTuneS
         return known
     if journal.last("intent", key=key) is None:
         cost = {"token_pusd": spec.token_pusd, "worst_tokens": spec.worst_tokens}
-        journal.append("intent", key=key, model=spec.model, method=spec.method, suffix=spec.suffix, examples=spec.num_examples, **cost)
+        journal.append(
+            "intent",
+            key=key,
+            model=spec.model,
+            method=spec.method,
+            suffix=spec.suffix,
+            examples=spec.num_examples,
+            **cost,
+        )
     job = await _ask(backend, journal, key, _rest_of_doubt(journal, key, backend.doubt_s))
     if job is not None:
         return job
@@ -206,8 +235,9 @@ async def ensure_job(backend: FineTuneBackend, journal: Journal, spec: FineTuneS
 async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob) -> FineTuneJob:
     """The job once it has succeeded, with the model and, where the provider tells them, the tokens that are billed.
 
-    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was cancelled, when it
-    succeeded and the provider names no model for `NAMELESS_S`, and when its status is not known here for `UNKNOWN_S`.
+    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was
+    cancelled, when it succeeded and the provider names no model for `NAMELESS_S`, and when its status is not known here
+    for `UNKNOWN_S`.
     """
     key = job.key
     known = ended(journal, key)
@@ -218,13 +248,21 @@ async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob
         patience_ends = time.monotonic() + CANCEL_S
         while await _cancel_others(backend, journal, key, job.id, last=time.monotonic() >= patience_ends):
             await asyncio.sleep(backend.poll_interval_s)
-        journal.append("final", key=key, id=job.id, status=job.status, model=job.model, trained_tokens=job.trained_tokens, error=job.error)
+        journal.append(
+            "final",
+            key=key,
+            id=job.id,
+            status=job.status,
+            model=job.model,
+            trained_tokens=job.trained_tokens,
+            error=job.error,
+        )
     if job.status != "succeeded":
         what = "failed" if job.status == "failed" else "was cancelled"
         raise TrainingError(
-            f"fine-tuning job {job.id} {what}: {job.error or 'the provider gives no reason'}. "
-            "Mend the cause and resume the run: that makes a new attempt with the same examples. Where the service refuses what is in "
-            "them, start a new run without the items, or at another service"
+            f"fine-tuning job {job.id} {what}: {job.error or 'the provider gives no reason'}. Mend the cause and resume"
+            " the run: that makes a new attempt with the same examples. Where the service refuses what is in them,"
+            " start a new run without the items, or at another service"
         )
     return job
 
@@ -241,7 +279,9 @@ async def _over(backend: FineTuneBackend, job: FineTuneJob) -> FineTuneJob:
         if doubt is not None:
             ends = ends if doubt == before else time.monotonic() + doubt[0]
             if time.monotonic() >= ends:
-                raise TrainingError(f"fine-tuning job {job.id} {doubt[1]} for {doubt[0]:g} s; resume the run to ask again")
+                raise TrainingError(
+                    f"fine-tuning job {job.id} {doubt[1]} for {doubt[0]:g} s; resume the run to ask again"
+                )
         await asyncio.sleep(backend.poll_interval_s)
         job = replace(await backend.poll(job.id), key=job.key)
     return job
@@ -276,7 +316,8 @@ async def _ask(backend: FineTuneBackend, journal: Journal, key: str, wait_s: flo
 
 
 async def _adopt(backend: FineTuneBackend, journal: Journal, key: str, adopted: bool) -> FineTuneJob | None:
-    """The job with this key: the one in the journal, else the oldest that is alive, else the oldest. Others are cancelled."""
+    """The job with this key: the one in the journal, else the oldest that is alive, else the oldest. Others are
+    cancelled."""
     found = await backend.find(key)
     known = journal.last("job", key=key)
     if known is not None:
@@ -291,9 +332,15 @@ async def _adopt(backend: FineTuneBackend, journal: Journal, key: str, adopted: 
 
 
 async def _cancel_others(
-    backend: FineTuneBackend, journal: Journal, key: str, kept: str, found: list[FineTuneJob] | None = None, last: bool = False
+    backend: FineTuneBackend,
+    journal: Journal,
+    key: str,
+    kept: str,
+    found: list[FineTuneJob] | None = None,
+    last: bool = False,
 ) -> bool:
-    """Cancel the other jobs with this key; whether some keep running. found: all that there are. last: nobody will look again."""
+    """Cancel the other jobs with this key; whether some keep running. found: all that there are. last: nobody will look
+    again."""
     go_on = False
     for job in await backend.find(key) if found is None else found:
         if job.id == kept:
@@ -307,11 +354,24 @@ async def _cancel_others(
             go_on = True
             continue  # it is looked at again at the end
         journal.append(
-            "duplicate_over", key=key, id=job.id, status=over.status, trained_tokens=over.trained_tokens, ran=job.status != "pending"
+            "duplicate_over",
+            key=key,
+            id=job.id,
+            status=over.status,
+            trained_tokens=over.trained_tokens,
+            ran=job.status != "pending",
         )
-        what = "is cancelled" if over.status == "cancelled" else f"had {over.status} before it could be cancelled, and is booked"
-        what = what if over.status in FINAL else "keeps running though it was cancelled, and is booked at its worst case"
-        warnings.warn(f"the provider made a second fine-tuning job for one request: {job.id} {what}; {kept} stays", stacklevel=2)
+        what = (
+            "is cancelled"
+            if over.status == "cancelled"
+            else f"had {over.status} before it could be cancelled, and is booked"
+        )
+        what = (
+            what if over.status in FINAL else "keeps running though it was cancelled, and is booked at its worst case"
+        )
+        warnings.warn(
+            f"the provider made a second fine-tuning job for one request: {job.id} {what}; {kept} stays", stacklevel=2
+        )
     return go_on
 
 
@@ -334,12 +394,16 @@ async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec
         if doubts >= _MAX_DOUBTS or time.monotonic() > patience_ends:
             said = [entry["reason"] for entry in journal.entries(key=spec.key) if "reason" in entry][-1]
             raise TrainingError(
-                f"the provider made no fine-tuning job in {doubts or 'many'} requests (last: {said}); when it works again, resume the run"
+                f"the provider made no fine-tuning job in {doubts or 'many'} requests (last: {said}); when it works"
+                " again, resume the run"
             )
 
 
-async def _submit(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> tuple[FineTuneJob | None, float | None]:
-    """One request. (job, None), or (None, None) in doubt, or (None, seconds to wait) when it is clear that none was made."""
+async def _submit(
+    backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str
+) -> tuple[FineTuneJob | None, float | None]:
+    """One request. (job, None), or (None, None) in doubt, or (None, seconds to wait) when it is clear that none was
+    made."""
     key = spec.key
     journal.append("submit", key=key, file=file_id, at=time.time())
     try:
@@ -350,7 +414,8 @@ async def _submit(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec
     except InDoubt as doubt:
         journal.append("in_doubt", key=key, at=time.time(), reason=str(doubt))
         return None, None
-    except UserError as error:  # of any other exception nobody knows what it means: the request stays open, as after a kill
+    # of any other exception nobody knows what it means: the request stays open, as after a kill
+    except UserError as error:
         journal.append("refused", key=key, at=time.time(), reason=str(error))
         raise
     journal.append("job", key=key, id=job.id, adopted=False)
@@ -359,11 +424,14 @@ async def _submit(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What fine-tuning jobs have cost: a function of their journal, as `nip_ray.text.dialogues.records.total` is of the records of calls.
+# What fine-tuning jobs have cost: a function of their journal, as `nip_ray.text.dialogues.records.total` is of the
+# records of calls.
 #
-# - a job costs the tokens that the provider says it trained on, at the price that its intent states. A job that succeeded and whose
+# - a job costs the tokens that the provider says it trained on, at the price that its intent states. A job that
+# succeeded and whose
 #   provider does not say may have cost its worst case, which is booked as uncertain;
-# - a failed job is free unless the provider counts tokens for it; so is one that was cancelled before it ran. One that was cancelled later
+# - a failed job is free unless the provider counts tokens for it; so is one that was cancelled before it ran. One that
+# was cancelled later
 #   may have cost its worst case;
 # - a duplicate (see `nip_ray.text.jobs`) that was over before it could be cancelled is billed like any other job;
 # - a job that was asked for and is not known to be over may cost its worst case (`under_way`).

@@ -1,4 +1,5 @@
-"""The models that a run of language agents has made, or was made with, answering in this process: without Ray, and without records."""
+"""The models that a run of language agents has made, or was made with, answering in this process: without Ray, and
+without records."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -33,8 +34,11 @@ class OwnChat(LocalChat):
         return await self._shelf.generate(self._folders.locate(model), messages, wanted, "cut")
 
 
-def own_clients(config: TextExperimentConfig, run_dir: Path, models: Mapping[str, str], agents: Iterable[str]) -> dict[str, AgentClient]:
-    """Agent -> its client, of these agents; whoever asked closes those of `clients_of`. models: group -> the model that speaks for it.
+def own_clients(
+    config: TextExperimentConfig, run_dir: Path, models: Mapping[str, str], agents: Iterable[str]
+) -> dict[str, AgentClient]:
+    """Agent -> its client, of these agents; whoever asked closes those of `clients_of`. models: group -> the model that
+    speaks for it.
 
     Hosted providers are paid, within the config's budget. Raises UserError for a missing key or library.
     """
@@ -49,9 +53,13 @@ def own_clients(config: TextExperimentConfig, run_dir: Path, models: Mapping[str
         if isinstance(provider, LocalProvider):
             made[name] = OwnChat(ModelFolders(run_dir / name, provider.default_model_seed), provider)
         else:
-            made[name] = chat_client(Connection(provider, name, run_dir, None, config.seed, config.talk.max_in_flight, budget))
+            made[name] = chat_client(
+                Connection(provider, name, run_dir, None, config.seed, config.talk.max_in_flight, budget)
+            )
     return {
-        agent: AgentClient(made.get(settings[agent].provider), models[group_of[agent]], settings[agent], shape=shapes[agent])
+        agent: AgentClient(
+            made.get(settings[agent].provider), models[group_of[agent]], settings[agent], shape=shapes[agent]
+        )
         for agent in agents
     }
 

@@ -1,13 +1,16 @@
-"""Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs; and where it stands (`TextState`).
+"""Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs; and where it
+stands (`TextState`).
 
 Decisions that matter here:
-- `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider whether it will do
-  what is wanted, before a run folder is made and before anything is paid for;
-- with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes;
-- in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's own;
+- `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider
+  whether it will do what is wanted, before a run folder is made and before anything is paid for;
+- with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the
+  driver makes;
+- in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's
+  own;
 - a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so
-  `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want room of their
-  own, and with trials that fill a cluster would wait for ever. So in a trial one process fine-tunes.
+  `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want
+  room of their own, and with trials that fill a cluster would wait for ever. So in a trial one process fine-tunes.
 """
 
 import asyncio
@@ -58,8 +61,8 @@ STAGES: tuple[Stage, ...] = ("format_warmup", "sample", "log", "test", "create_j
 
 @dataclass(frozen=True)
 class GroupState:
-    """A group of agents with one model. base: what a fine-tuning from scratch starts from: the config's model, or what it was after
-    the format warm-up. model: what speaks for it now.
+    """A group of agents with one model. base: what a fine-tuning from scratch starts from: the config's model, or what
+    it was after the format warm-up. model: what speaks for it now.
 
     job_key: of the fine-tuning under way (None: none); the journal of jobs has the rest.
     """
@@ -73,9 +76,10 @@ class GroupState:
 class TextState:
     """Where a run stands: `state.json`, written in one step after every stage.
 
-    iteration, stage: to be done next (iterations count from 0); `over` once there is none. groups: for each, its model, and the job that is
-    under way. history: for each iteration whose row is written: group -> the model that it sampled with. run_id: random, made once: part
-    of the keys of all calls and jobs, so that two runs of one config never share any.
+    iteration, stage: to be done next (iterations count from 0); `over` once there is none. groups: for each, its model,
+    and the job that is under way. history: for each iteration whose row is written: group -> the model that it sampled
+    with. run_id: random, made once: part of the keys of all calls and jobs, so that two runs of one config never share
+    any.
     """
 
     run_id: str
@@ -113,12 +117,15 @@ def load_state(folder: RunFolder) -> TextState:
         raise UserError(f"{folder.path / STATE} is damaged: its checksum is another; go back to a copy of the folder")
     try:
         groups = {name: GroupState(**group) for name, group in found["groups"].items()}
-        stage = {"rehearse": "format_warmup"}.get(found["stage"], found["stage"])  # as runs of the version before call it
+        # as runs of the version before call it
+        stage = {"rehearse": "format_warmup"}.get(found["stage"], found["stage"])
         state = TextState(**{**found, "stage": stage, "groups": groups, "history": tuple(found["history"])})
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder.path / STATE} is damaged ({error}); go back to a copy of the folder") from None
     if state.stage not in STAGES:
-        raise UserError(f"{folder.path / STATE} is damaged: it has no stage {state.stage!r}; go back to a copy of the folder")
+        raise UserError(
+            f"{folder.path / STATE} is damaged: it has no stage {state.stage!r}; go back to a copy of the folder"
+        )
     return state
 
 
@@ -133,8 +140,8 @@ _BYTES_PER_TOKEN = 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """The user's input, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's.
-    speakers: of whom one has a turn in each episode, () for anybody.
+    """The user's input, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the
+    protocol's. speakers: of whom one has a turn in each episode, () for anybody.
     """
 
     kind: LanguageScenarioKind
@@ -166,7 +173,10 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
         items = kind.items(config.scenario, config.seed)
         asked, there = config.algorithm.num_test_items, len(items["test"])
         if asked is not None and asked > there:
-            raise UserError(f"algorithm.num_test_items: got {asked}, but there are {there} held-out items, use at most that or null (all)")
+            raise UserError(
+                f"algorithm.num_test_items: got {asked}, but there are {there} held-out items, use at most that or null"
+                " (all)"
+            )
     _refuse_half_characters(items, kind)
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
     check_room(config, scenario, items["train"])
@@ -190,7 +200,9 @@ def _refuse_half_characters(items: Mapping[str, Sequence[Any]], kind: LanguageSc
             json.dumps(kind.write_item(item), ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start]).strip("'")
-            raise UserError(f"scenario: {split} item {item.id} holds {half}, half of a surrogate pair, write whole characters") from None
+            raise UserError(
+                f"scenario: {split} item {item.id} holds {half}, half of a surrogate pair, write whole characters"
+            ) from None
 
 
 def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
@@ -198,13 +210,14 @@ def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> 
     for agent, own in language_agents(config).items():
         if learns_from_tokens(config) and not own.frozen and scenario.reply_schema(agent) is not None:
             raise UserError(
-                f"scenario.agents.{agent}.frozen: {config.scenario.name} holds its replies to a schema, under which tokens are not drawn "
-                "from its own distribution, set it to true or choose another algorithm"
+                f"scenario.agents.{agent}.frozen: {config.scenario.name} holds its replies to a schema, under which"
+                " tokens are not drawn from its own distribution, set it to true or choose another algorithm"
             )
 
 
 def _check_examples(config: TextExperimentConfig, scenario: LanguageScenario, item: Any) -> None:
-    """Raise UserError where the warm-up is to show the scenario's own examples, and the scenario has none. item: any."""
+    """Raise UserError where the warm-up is to show the scenario's own examples, and the scenario has none. item:
+    any."""
     rule = config.algorithm
     steps = rule.format_warmup if isinstance(rule, TextTrainingSettings) else rule.warmup_steps
     asked = rule.warmup_agents
@@ -212,19 +225,28 @@ def _check_examples(config: TextExperimentConfig, scenario: LanguageScenario, it
     without = [agent for agent in agents if steps and scenario.warm_example(item, agent, 0) is None]
     if without and (asked is not None or len(without) == len(agents)):
         key, right = ("warmup_steps", "set it to 0") if asked is None else ("warmup_agents", "leave out")
-        raise UserError(f"algorithm.{key}: {config.scenario.name} has no examples of its own for {', '.join(without)}, {right}")
+        raise UserError(
+            f"algorithm.{key}: {config.scenario.name} has no examples of its own for {', '.join(without)}, {right}"
+        )
 
 
 class Parts:
     """See the top of this file. budget: what calls and jobs are paid from. `close` gives everything back."""
 
-    def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, *, in_trial: bool = False) -> None:
+    def __init__(
+        self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, *, in_trial: bool = False
+    ) -> None:
         """in_trial: other runs on this Ray may have the same keys.
 
         Starts Ray where actors are needed. Raises UserError for missing keys and libraries.
         """
         self.config, self.run_dir = config, folder.path
-        self.kind, self.scenario, self.items, self.drawn = prepared.kind, prepared.scenario, prepared.items, prepared.drawn
+        self.kind, self.scenario, self.items, self.drawn = (
+            prepared.kind,
+            prepared.scenario,
+            prepared.items,
+            prepared.drawn,
+        )
         self.by_id = {split: {item.id: item for item in found} for split, found in self.items.items()}
         if stored_items(folder.path, self.kind) is None:
             store_items(folder.path, self.items, self.kind)
@@ -234,9 +256,13 @@ class Parts:
         self._stack = ExitStack()
         write_word_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
-        self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
+        self._workers = (
+            RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
+        )
         self.budget: BudgetLike = Budget(config.budget, spent) if self._workers is None else self._workers.budget
-        self.clients = ClientPool(config, folder.path, self.budget, self._hosts, _shared_limiters(config) if in_trial else {})
+        self.clients = ClientPool(
+            config, folder.path, self.budget, self._hosts, _shared_limiters(config) if in_trial else {}
+        )
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
 
@@ -250,7 +276,8 @@ class Parts:
         num_responses: int | None = None,
         progress: Progress | None = None,
     ) -> list[Any]:
-        """One dialogue for each task, with `num_responses` one tree (`Node`). models: group -> the model that speaks for it.
+        """One dialogue for each task, with `num_responses` one tree (`Node`). models: group -> the model that speaks
+        for it.
 
         Raises what clients raise.
         """
@@ -278,7 +305,11 @@ class Parts:
 
     def training_price(self, group: str, model: str) -> int:
         """Picodollars per token that `model` is trained on."""
-        return price_list(self.config.providers[self._provider_of(group)], self.config.budget.usd is not None).of(model).training
+        return (
+            price_list(self.config.providers[self._provider_of(group)], self.config.budget.usd is not None)
+            .of(model)
+            .training
+        )
 
     def count_tokens(self, group: str, data: bytes, method: Method) -> int:
         """About how many tokens an epoch on a fine-tuning file is billed for, more rather than fewer."""
@@ -291,7 +322,9 @@ class Parts:
         """The backend that fine-tunes the model of `group`. Raises UserError for a missing key or library."""
         name = self._provider_of(group)
         if name not in self._backends:
-            self._backends[name] = fine_tune_backend(Connection(self.config.providers[name], name, self.run_dir, self._hosts.get(name)))
+            self._backends[name] = fine_tune_backend(
+                Connection(self.config.providers[name], name, self.run_dir, self._hosts.get(name))
+            )
         return self._backends[name]
 
     def _provider_of(self, group: str) -> str:
@@ -307,9 +340,11 @@ class Parts:
 
 
 async def check_providers(config: TextExperimentConfig, known: Sequence[str] = ()) -> list[str]:
-    """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything is paid for.
+    """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything
+    is paid for.
 
-    known: what earlier checks gave back, which is not asked again: a provider is asked for a method by a job that it has to refuse.
+    known: what earlier checks gave back, which is not asked again: a provider is asked for a method by a job that it
+    has to refuse.
     """
     settings, found = language_agents(config), list(known)
     methods: list[Method] = []
@@ -319,7 +354,9 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
         if not provider.hosted:
             continue
         with TemporaryDirectory() as folder:
-            connection = Connection(provider, name, Path(folder), max_in_flight=config.talk.max_in_flight, budget=Budget(config.budget))
+            connection = Connection(
+                provider, name, Path(folder), max_in_flight=config.talk.max_in_flight, budget=Budget(config.budget)
+            )
             make = provider_of(provider).chat
             assert make is not None  # somebody answers for a hosted provider
             client = make(connection)
@@ -327,7 +364,9 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
             backend = fine_tune_backend(connection) if provider.can_fine_tune and tuned else None
             try:
                 if isinstance(client, ChecksModels):
-                    await client.check_models(sorted({agent.model for agent in settings.values() if agent.provider == name}))
+                    await client.check_models(
+                        sorted({agent.model for agent in settings.values() if agent.provider == name})
+                    )
                 for model, method in product(tuned, methods):
                     ability = f"{getattr(client, 'where', name)} fine-tunes {model} by {method}"
                     if backend is not None and ability not in found:
@@ -365,7 +404,9 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
         or (config.iterations == 1 and not rule.fine_tune_after_last and not rule.format_warmup)
     ):
         return set()
-    return {agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen}
+    return {
+        agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen
+    }
 
 
 def spent_before(run_dir: Path, journal: Sequence[Entry]) -> Spending:
@@ -384,13 +425,14 @@ def base_state(config: TextExperimentConfig, state: TextState) -> TextState:
 
 
 def with_base_models(config: TextExperimentConfig, state: TextState) -> TextState:
-    """`state` with the models of the base run's iteration of the same number. Raises UserError when it did not get there."""
+    """`state` with the models of the base run's iteration of the same number. Raises UserError when it did not get
+    there."""
     run_dir = "" if config.base_run is None else config.base_run.run_dir
     history = _other(run_dir).history
     if not history:
         raise UserError(
-            f"base_run.kind: rerun_tests, but {run_dir} names no models of its iterations (policy gradient keeps those of its end), "
-            "use models, or name a run of expert iteration or malt that was tested"
+            f"base_run.kind: rerun_tests, but {run_dir} names no models of its iterations (policy gradient keeps those"
+            " of its end), use models, or name a run of expert iteration or malt that was tested"
         )
     if state.iteration >= len(history):
         raise UserError(f"iterations: the base run {run_dir} has {len(history)} only; ask for at most that")
@@ -407,7 +449,9 @@ def _with_models(config: TextExperimentConfig, state: TextState, models: Mapping
     members = groups(config)
     for group in state.groups:
         if group not in models:
-            raise UserError(f"base_run.run_dir: {run_dir} has no group {group!r}, it has {', '.join(models)}; let groups agree")
+            raise UserError(
+                f"base_run.run_dir: {run_dir} has no group {group!r}, it has {', '.join(models)}; let groups agree"
+            )
         provider = language_agents(config)[members[group][0]].provider
         there = Path(run_dir) / provider / "models" / models[group]
         local = config.providers[provider].local_models and (there / "config.json").is_file()
@@ -449,4 +493,6 @@ def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
     if not ray.is_initialized():  # a trial that nobody scheduled, alone in its process
         return {}
     limited = {name: provider for name, provider in speaking_providers(config).items() if provider.limits is not None}
-    return {name: SharedLimiter(limiter_of(provider), partial(limiter_of, provider)) for name, provider in limited.items()}
+    return {
+        name: SharedLimiter(limiter_of(provider), partial(limiter_of, provider)) for name, provider in limited.items()
+    }

@@ -19,13 +19,14 @@ def refuse_wordless(config: TextExperimentConfig, scenario: LanguageScenario) ->
     """Raise UserError where an agent's model is to be made of the words of a scenario that does not list them."""
     for agent in _asking(config) if not scenario.words else ():
         raise UserError(
-            f"scenario.agents.{agent}.model: words, but {config.scenario.name} has no closed list of words; name a folder, or default"
+            f"scenario.agents.{agent}.model: words, but {config.scenario.name} has no closed list of words; name a"
+            " folder, or default"
         )
 
 
 def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any]) -> None:
-    """Raise UserError where a model of words has no room for chats as they are in some dialogues of random replies: of a longer one the
-    middle would be left out."""
+    """Raise UserError where a model of words has no room for chats as they are in some dialogues of random replies: of
+    a longer one the middle would be left out."""
     asking = _asking(config)
     longest = dict.fromkeys(asking, 0)
 
@@ -46,14 +47,21 @@ def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: 
 
 
 def write_word_models(config: TextExperimentConfig, scenario: LanguageScenario, run_dir: Path) -> None:
-    """Write each provider's into its folder of the run, where it finds models by name; one that is there stays as it is."""
+    """Write each provider's into its folder of the run, where it finds models by name; one that is there stays as it
+    is."""
     for provider, settings in _asking(config).values():
         from nip_ray.serving.word_model import save_word_model
 
-        save_word_model(run_dir / provider / "models" / WORDS, scenario.words, settings.word_model, settings.default_model_seed)
+        save_word_model(
+            run_dir / provider / "models" / WORDS, scenario.words, settings.word_model, settings.default_model_seed
+        )
 
 
 def _asking(config: TextExperimentConfig) -> dict[str, tuple[str, LocalProvider]]:
     """Agent -> its provider, for agents whose model is called `words`."""
-    found = {agent: (own.provider, config.providers[own.provider]) for agent, own in language_agents(config).items() if own.model == WORDS}
+    found = {
+        agent: (own.provider, config.providers[own.provider])
+        for agent, own in language_agents(config).items()
+        if own.model == WORDS
+    }
     return {agent: (name, provider) for agent, (name, provider) in found.items() if isinstance(provider, LocalProvider)}

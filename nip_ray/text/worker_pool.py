@@ -1,4 +1,5 @@
-"""`WorkerPool`: Ray actors that hold dialogues; parts of the work are handed out to them, and again when their worker dies."""
+"""`WorkerPool`: Ray actors that hold dialogues; parts of the work are handed out to them, and again when their worker
+dies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +27,9 @@ Call = Callable[[Any], Awaitable[Any]]
 class WorkerPool:
     """Ray must be running. actors: their handles."""
 
-    def __init__(self, kind: type, options: Mapping[str, Any], arguments: Sequence[tuple[Any, ...]], hang_timeout_s: float) -> None:
+    def __init__(
+        self, kind: type, options: Mapping[str, Any], arguments: Sequence[tuple[Any, ...]], hang_timeout_s: float
+    ) -> None:
         """kind: of the actors. options: what Ray is to give each. arguments: of each actor."""
         make = watchable(kind).options(**options, max_restarts=-1)
         self.actors = [make.remote(*given) for given in arguments]
@@ -41,8 +44,9 @@ class WorkerPool:
     ) -> list[Any]:
         """The results of these calls, in their order; each is made by the first worker that is free.
 
-        over: is told of the results so far. died: is awaited with the number of a worker that died. Raises what a call raises, and
-        TrainingError where workers die again and again at the same call, once the calls on their way are over.
+        over: is told of the results so far. died: is awaited with the number of a worker that died. Raises what a call
+        raises, and TrainingError where workers die again and again at the same call, once the calls on their way are
+        over.
         """
         waiting, made = list(enumerate(calls)), dict[int, Any]()
 
@@ -53,7 +57,9 @@ class WorkerPool:
                 if over is not None:
                     over(made)
 
-        for error in await asyncio.gather(*(work(number) for number in range(len(self.actors))), return_exceptions=True):
+        for error in await asyncio.gather(
+            *(work(number) for number in range(len(self.actors))), return_exceptions=True
+        ):
             if isinstance(error, BaseException):
                 raise error
         return [made[index] for index in range(len(calls))]
@@ -77,7 +83,8 @@ class WorkerPool:
             except RayError as error:
                 raise as_ours(error, "a rollout worker") from None
         raise TrainingError(
-            f"rollout worker {number} died {MAX_DEATHS} times at the same dialogues ({said}); see Ray's logs, then resume the run"
+            f"rollout worker {number} died {MAX_DEATHS} times at the same dialogues ({said}); see Ray's logs, then"
+            " resume the run"
         )
 
     async def _back(self, number: int) -> None:

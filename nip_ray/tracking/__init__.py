@@ -1,11 +1,12 @@
-"""Where a run's figures and files go besides the run folder: Weights & Biases, TensorBoard, MLflow, OpenTelemetry, an object store,
-metrics of Ray.
+"""Where a run's figures and files go besides the run folder: Weights & Biases, TensorBoard, MLflow, OpenTelemetry, an
+object store, metrics of Ray.
 
 Decisions that matter here:
-- all enabled trackers stand behind one object, which its caller need not guard: a tracker that raises costs one warning, and is told
-  nothing more. What it missed is in the run folder all the same;
-- what can be known before training to be wrong with the settings (no library, no key) is a user's mistake and is refused by
-  `check_trackers`. What only shows itself later (no network, a full disk) is the tracker's failure, never the run's;
+- all enabled trackers stand behind one object, which its caller need not guard: a tracker that raises costs one
+  warning, and is told nothing more. What it missed is in the run folder all the same;
+- what can be known before training to be wrong with the settings (no library, no key) is a user's mistake and is
+  refused by `check_trackers`. What only shows itself later (no network, a full disk) is the tracker's failure, never
+  the run's;
 - warnings pass the filter of secrets, since they quote other libraries' errors.
 """
 
@@ -26,7 +27,8 @@ __all__ = ["TRACKERS", "RunInfo", "Tracker", "TrackerKind", "check_trackers", "o
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """enabled: whether the settings ask for it. check: raises UserError where it could not even start. open: begins to track a run."""
+    """enabled: whether the settings ask for it. check: raises UserError where it could not even start. open: begins to
+    track a run."""
 
     enabled: Callable[[TrackingSettings], bool]
     check: Callable[[TrackingSettings], None]
@@ -34,13 +36,21 @@ class TrackerKind:
 
 
 TRACKERS: dict[str, TrackerKind] = {
-    "wandb": TrackerKind(lambda s: s.wandb.enabled, lambda s: wandb_runs.check(s.wandb), lambda s, run: wandb_runs.start(s.wandb, run)),
-    "tensorboard": TrackerKind(lambda s: s.tensorboard.enabled, lambda s: tensorboard.check(), lambda s, run: tensorboard.start(run)),
+    "wandb": TrackerKind(
+        lambda s: s.wandb.enabled, lambda s: wandb_runs.check(s.wandb), lambda s, run: wandb_runs.start(s.wandb, run)
+    ),
+    "tensorboard": TrackerKind(
+        lambda s: s.tensorboard.enabled, lambda s: tensorboard.check(), lambda s, run: tensorboard.start(run)
+    ),
     "mlflow": TrackerKind(
-        lambda s: s.mlflow.enabled, lambda s: mlflow_runs.check(s.mlflow), lambda s, run: mlflow_runs.start(s.mlflow, run)
+        lambda s: s.mlflow.enabled,
+        lambda s: mlflow_runs.check(s.mlflow),
+        lambda s, run: mlflow_runs.start(s.mlflow, run),
     ),
     "traces": TrackerKind(lambda s: s.traces.enabled, traces.check, traces.start),
-    "mirror": TrackerKind(lambda s: s.mirror.url is not None, lambda s: mirror.check(s.mirror), lambda s, run: mirror.start(s.mirror, run)),
+    "mirror": TrackerKind(
+        lambda s: s.mirror.url is not None, lambda s: mirror.check(s.mirror), lambda s, run: mirror.start(s.mirror, run)
+    ),
     "ray_metrics": TrackerKind(lambda s: s.ray_metrics, lambda s: None, lambda s, run: ray_metrics.start(run)),
 }
 """Every tracker by its key under `tracking`. Another one is another entry."""
@@ -54,7 +64,8 @@ def check_trackers(settings: TrackingSettings) -> None:
 
 
 def open_trackers(settings: TrackingSettings, run: RunInfo) -> Tracker:
-    """All enabled trackers of `run`, as one whose methods raise nothing but UserError, and that only here, as `check_trackers` does.
+    """All enabled trackers of `run`, as one whose methods raise nothing but UserError, and that only here, as
+    `check_trackers` does.
 
     `run.run_dir` exists and has its `config.yaml`. One that fails is named on stderr, once, and left alone.
     """
@@ -99,5 +110,9 @@ class _Together:
 
 def _warn(name: str, error: Exception) -> None:
     lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0]}" if lines and not isinstance(error, UserError) else (lines or [type(error).__name__])[0]
+    reason = (
+        f"{type(error).__name__}: {lines[0]}"
+        if lines and not isinstance(error, UserError)
+        else (lines or [type(error).__name__])[0]
+    )
     say(f"warning: tracker {name} failed and is left alone from here on ({Redactor()(reason):.300}); the run continues")

@@ -11,7 +11,8 @@ from nip_ray.storage.folder import json_ready
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Who is running. run_id: the same after a resume; letters, digits, - and _ only. group: the sweep's name, if there is one.
+    """Who is running. run_id: the same after a resume; letters, digits, - and _ only. group: the sweep's name, if there
+    is one.
 
     config: every key of the config, as plain values. resumed_from: the iteration that it continues from (0: a new run).
     """

@@ -1,15 +1,19 @@
-"""An object store: the run folder once more, under `tracking.mirror.url`, from where it can be resumed on another machine.
+"""An object store: the run folder once more, under `tracking.mirror.url`, from where it can be resumed on another
+machine.
 
 Decisions that matter here:
-- what is copied is the state of the folder, not the news: a pass compares what is at home with what is there and makes up for all
-  differences. So passes may fail or be left out; the next one does everything that is missing. One thread does them, one after another;
-- a checkpoint's files are held open before the rows are copied and its manifest goes up last. So pruning cannot take them away, and a
-  finished checkpoint in the mirror has all its rows with it. The `state.json` of a run of language models is treated likewise. What the
-  run pruned goes only after that; what it went back behind goes before, as in `rewind_checkpoints`;
+- what is copied is the state of the folder, not the news: a pass compares what is at home with what is there and makes
+  up for all differences. So passes may fail or be left out; the next one does everything that is missing. One thread
+  does them, one after another;
+- a checkpoint's files are held open before the rows are copied and its manifest goes up last. So pruning cannot take
+  them away, and a finished checkpoint in the mirror has all its rows with it. The `state.json` of a run of language
+  models is treated likewise. What the run pruned goes only after that; what it went back behind goes before, as in
+  `rewind_checkpoints`;
 - unlike other trackers this one is not given up when it fails: it warns once, and tries again every `interval_s`;
-- a copy that is not this run's own is never touched: not another run's of the same name, nor one that another machine has carried further.
-  `.mirror` at home says how far this folder's own copies went;
-- hidden files, links and `wandb/` stay at home: locks, half written files, and what the library of Weights & Biases keeps for itself.
+- a copy that is not this run's own is never touched: not another run's of the same name, nor one that another machine
+  has carried further. `.mirror` at home says how far this folder's own copies went;
+- hidden files, links and `wandb/` stay at home: locks, half written files, and what the library of Weights & Biases
+  keeps for itself.
 """
 
 import json
@@ -42,7 +46,8 @@ _LOOKS = 10
 
 
 def check(settings: MirrorSettings) -> None:
-    """Raises UserError where the address is none, has credentials in it, or the installed pyarrow does not know its store."""
+    """Raises UserError where the address is none, has credentials in it, or the installed pyarrow does not know its
+    store."""
     check_library(place_of(settings.url or "", KEY), KEY)
 
 
@@ -70,14 +75,16 @@ class NotOurs(Exception):
 
 
 class _Mirror:
-    """Decides when to copy. `_due`: when the next pass begins (None: there is nothing new), by the clock of `time.monotonic`."""
+    """Decides when to copy. `_due`: when the next pass begins (None: there is nothing new), by the clock of
+    `time.monotonic`."""
 
     def __init__(self, copier: "Copier", interval_s: float) -> None:
         self._copier, self._interval_s = copier, interval_s
         self._news = threading.Condition()
         self._due: float | None = time.monotonic()  # at once: what is wrong with a bucket ought to be known early
         self._began, self._closing, self._fault = time.monotonic(), False, ""
-        self._thread = threading.Thread(target=self._work, name="nip-ray-mirror", daemon=True)  # a hanging store holds up no exit
+        # a hanging store holds up no exit
+        self._thread = threading.Thread(target=self._work, name="nip-ray-mirror", daemon=True)
         self._thread.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -102,7 +109,10 @@ class _Mirror:
             self._fault = f"it took longer than {_FINISH_S:g} s"
         if self._fault:
             again = "`nip-ray resume` of the run folder tries again"
-            say(f"warning: tracker mirror: {url} lacks the end of the run ({self._fault}); the run folder has everything, {again}")
+            say(
+                f"warning: tracker mirror: {url} lacks the end of the run ({self._fault}); the run folder has"
+                f" everything, {again}"
+            )
 
     def _ask(self, due: float) -> None:
         with self._news:
@@ -138,7 +148,8 @@ class _Mirror:
 
 
 class Copier:
-    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the run continues from."""
+    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the
+    run continues from."""
 
     def __init__(self, run_dir: Path, place: Place, run_id: str, resumed_from: int) -> None:
         self.place = place
@@ -147,13 +158,18 @@ class Copier:
     def copy(self) -> bool:
         """One pass. Returns whether the folder changed under it so that another one is due at once.
 
-        Raises NotOurs when the copy there is not this run's, anything else when the store, the network or the disk fails.
+        Raises NotOurs when the copy there is not this run's, anything else when the store, the network or the disk
+        fails.
         """
         if not (self._run_dir / CONFIG).is_file():
             raise OSError(f"{self._run_dir} has no {CONFIG} any more; its copy is left as it is")
         checkpoints, there = _settled(self._run_dir, checkpoints=True), self._there
-        finished = {number: names for number, names in by_checkpoint(checkpoints).items() if manifest_of(number) in names}
-        behind = sorted((n for n in finished if any(there.get(name) != checkpoints[name] for name in finished[n])), reverse=True)
+        finished = {
+            number: names for number, names in by_checkpoint(checkpoints).items() if manifest_of(number) in names
+        }
+        behind = sorted(
+            (n for n in finished if any(there.get(name) != checkpoints[name] for name in finished[n])), reverse=True
+        )
         self._forget([number for number in by_checkpoint(there) if number > max(finished, default=-1)])
         with ExitStack() as held:
             files = self._held(finished[behind[0]], held) if behind else None
@@ -177,12 +193,15 @@ class Copier:
         """What the store has, as far as is known: name -> the state of our file that it has (None: anything)."""
         sizes = self._store.files()
         self._refuse_strangers(sizes)
-        found: dict[str, Mark | None] = {name: None for name in sizes if _OURS.fullmatch(name) or (self._run_dir / name).exists()}
+        found: dict[str, Mark | None] = {
+            name: None for name in sizes if _OURS.fullmatch(name) or (self._run_dir / name).exists()
+        }
         checkpoints = _settled(self._run_dir, checkpoints=True)
         for number, names in by_checkpoint(checkpoints).items():
             manifest = manifest_of(number)
             same = manifest in sizes and all(sizes.get(name) == checkpoints[name].size for name in names)
-            if same and self._store.read(manifest) == (self._run_dir / manifest).read_bytes():  # which has the sums of the others
+            # which has the sums of the others
+            if same and self._store.read(manifest) == (self._run_dir / manifest).read_bytes():
                 found |= {name: checkpoints[name] for name in names}
         return found
 
@@ -195,10 +214,14 @@ class Copier:
         if _read_json(self._store.read(IDENTITY)).get("run_id") != self._run_id:
             raise NotOurs(f"{url} is the copy of another run of this name; name another {KEY}, or remove it")
         own = _read_json((self._run_dir / OWN).read_bytes()) if (self._run_dir / OWN).is_file() else {}
-        known = max(self._resumed_from, own["iteration"] if own.get("url") == url and type(own.get("iteration")) is int else 0)
+        known = max(
+            self._resumed_from, own["iteration"] if own.get("url") == url and type(own.get("iteration")) is int else 0
+        )
         newest = max((number for number in by_checkpoint(sizes) if manifest_of(number) in sizes), default=0)
         if newest > known:
-            raise NotOurs(f"{url} has iteration {newest}, which another machine made; continue from there, or remove it")
+            raise NotOurs(
+                f"{url} has iteration {newest}, which another machine made; continue from there, or remove it"
+            )
 
     def _held(self, names: list[str], stack: ExitStack) -> dict[str, BinaryIO] | None:
         """All these files, open; None if one is gone."""
@@ -208,7 +231,8 @@ class Copier:
             return None
 
     def _put_checkpoint(self, number: int, files: Mapping[str, BinaryIO] | None) -> bool:
-        """A checkpoint's files, the manifest last; one that it replaces loses its manifest first. False without `files`."""
+        """A checkpoint's files, the manifest last; one that it replaces loses its manifest first. False without
+        `files`."""
         if files is None:
             return False
         manifest = manifest_of(number)
@@ -220,14 +244,16 @@ class Copier:
         return True
 
     def _put_plain(self) -> dict[str, Mark]:
-        """Everything but checkpoints: whose copy it is first, where a run without checkpoints stands last. Returns what there is."""
+        """Everything but checkpoints: whose copy it is first, where a run without checkpoints stands last. Returns what
+        there is."""
         with ExitStack() as held:
             state = self._held([STATE], held) or {}  # before the others: they may be newer than it, never older
             plain = _settled(self._run_dir, checkpoints=False)
             for name in sorted(plain, key=lambda name: (name != IDENTITY, name != CONFIG, name)):
                 if name not in state and self._there.get(name) != plain[name]:
                     with ExitStack() as opened:
-                        for file in (self._held([name], opened) or {}).values():  # none if it was removed: the next pass sees that
+                        # none if it was removed: the next pass sees that
+                        for file in (self._held([name], opened) or {}).values():
                             self._put(name, file)
             for name, file in state.items():
                 self._put(name, file)

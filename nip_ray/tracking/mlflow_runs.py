@@ -1,12 +1,15 @@
 """MLflow: a run folder's figures and files in an MLflow server, a database, or a folder.
 
 Decisions that matter here:
-- MLflow's client object alone is used, never its global state: several runs may be tracked in one process, each elsewhere;
-- a resumed run continues in the same MLflow run, whose id is kept in `mlflow.json` of the run folder. Steps that MLflow has already are not
-  sent again: it would keep, and draw, both. Parameters cannot be changed there, so they are sent once;
-- MLflow's own store of plain files is being given up by MLflow, which refuses it. Where a plain folder is named, an SQLite database is
-  kept in it, with the files beside it;
-- credentials come from MLflow's own variables in the environment; an address with a password in it is refused, for it would be kept.
+- MLflow's client object alone is used, never its global state: several runs may be tracked in one process, each
+  elsewhere;
+- a resumed run continues in the same MLflow run, whose id is kept in `mlflow.json` of the run folder. Steps that MLflow
+  has already are not sent again: it would keep, and draw, both. Parameters cannot be changed there, so they are sent
+  once;
+- MLflow's own store of plain files is being given up by MLflow, which refuses it. Where a plain folder is named, an
+  SQLite database is kept in it, with the files beside it;
+- credentials come from MLflow's own variables in the environment; an address with a password in it is refused, for it
+  would be kept.
 """
 
 import importlib.util
@@ -40,11 +43,13 @@ def check(settings: MlflowSettings) -> None:
     """Raises UserError where a library is missing, or where the address holds a password."""
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"tracking.mlflow.enabled needs an extra (there is no {', '.join(missing)}): pip install 'nip_ray[mlflow]'")
+        raise UserError(
+            f"tracking.mlflow.enabled needs an extra (there is no {', '.join(missing)}): pip install 'nip_ray[mlflow]'"
+        )
     if settings.tracking_uri and urlsplit(settings.tracking_uri).password:
         raise UserError(
-            "tracking.mlflow.tracking_uri has a password in it; give it in $MLFLOW_TRACKING_USERNAME and $MLFLOW_TRACKING_PASSWORD, "
-            "or the whole address in $MLFLOW_TRACKING_URI"
+            "tracking.mlflow.tracking_uri has a password in it; give it in $MLFLOW_TRACKING_USERNAME and"
+            " $MLFLOW_TRACKING_PASSWORD, or the whole address in $MLFLOW_TRACKING_URI"
         )
 
 
@@ -66,7 +71,9 @@ def start(settings: MlflowSettings, run: RunInfo) -> Tracker:
     made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
     with RunFolder.open(run.run_dir) as folder:
         folder.write_json(DOCUMENT, {"run": made})
-    params = [Param(key_of(key), str(value)[:_MAX_VALUE]) for key, value in flat(run.config).items() if value is not None]
+    params = [
+        Param(key_of(key), str(value)[:_MAX_VALUE]) for key, value in flat(run.config).items() if value is not None
+    ]
     for first in range(0, len(params), _PARAMS_PER_CALL):
         client.log_batch(made, params=params[first : first + _PARAMS_PER_CALL])
     client.log_artifact(made, str(run.run_dir / CONFIG))
@@ -74,8 +81,8 @@ def start(settings: MlflowSettings, run: RunInfo) -> Tracker:
 
 
 def store(tracking_uri: str | None) -> tuple[str | None, str | None]:
-    """(MLflow's address of a store, where new experiments keep files). None: MLflow decides. A path without a scheme is a folder, which
-    is made."""
+    """(MLflow's address of a store, where new experiments keep files). None: MLflow decides. A path without a scheme is
+    a folder, which is made."""
     if tracking_uri is None or re.match(r"[A-Za-z][\w+.-]*:", tracking_uri) or tracking_uri == "databricks":
         return tracking_uri, None
     folder = Path(tracking_uri).absolute()
@@ -99,7 +106,9 @@ class _Mlflow:
 
         step, now = int(row["iteration"]), int(time.time() * 1000)
         if step > self._last_step:
-            self._client.log_batch(self._run, [Metric(key_of(key), float(value), now, step) for key, value in numbers(row).items()])
+            self._client.log_batch(
+                self._run, [Metric(key_of(key), float(value), now, step) for key, value in numbers(row).items()]
+            )
             self._last_step = step
 
     def checkpoint(self, folder: Path, iteration: int) -> None:

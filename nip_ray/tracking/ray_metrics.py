@@ -1,14 +1,14 @@
 """A run's headline figures as metrics of Ray: for its dashboard, Prometheus, and the board in grafana/nip_ray.json.
 
 Decisions that matter here:
-- `METRICS` is the whole list: which keys of a row become which metric, with which tags. Ray puts `ray_` before each name, and
-  `_total` behind a counter's;
-- every metric has the tags `run` (the run's id) and `name`. What a key says besides (training or held-out, which agent) becomes
-  further tags, so that a board needs one query a figure;
-- counters count what this process has seen: after a resume they begin again, as Prometheus expects of a process that was started again.
-  `nip_env_steps_so_far` is the number over all resumptions;
-- Ray's agent keeps of a histogram how many fell into each bucket and guesses their sum from that. So means come from counters of
-  seconds, and the histogram is for quantiles;
+- `METRICS` is the whole list: which keys of a row become which metric, with which tags. Ray puts `ray_` before each
+  name, and `_total` behind a counter's;
+- every metric has the tags `run` (the run's id) and `name`. What a key says besides (training or held-out, which agent)
+  becomes further tags, so that a board needs one query a figure;
+- counters count what this process has seen: after a resume they begin again, as Prometheus expects of a process that
+  was started again. `nip_env_steps_so_far` is the number over all resumptions;
+- Ray's agent keeps of a histogram how many fell into each bucket and guesses their sum from that. So means come from
+  counters of seconds, and the histogram is for quantiles;
 - a key that a row does not have leaves its gauge as it was.
 """
 
@@ -30,7 +30,8 @@ _AGENT = r"(?P<agent>[^/]+)"
 
 @dataclass(frozen=True)
 class RayMetric:
-    """kind: a histogram is of seconds. keys: a regular expression of whole keys of docs/metrics.md; its named groups are tags."""
+    """kind: a histogram is of seconds. keys: a regular expression of whole keys of docs/metrics.md; its named groups
+    are tags."""
 
     kind: Literal["gauge", "counter", "histogram"]
     keys: str
@@ -44,24 +45,40 @@ class RayMetric:
 
 METRICS: dict[str, RayMetric] = {
     "nip_iteration": RayMetric("gauge", "iteration", "The newest iteration"),
-    "nip_verifier_accuracy": RayMetric("gauge", f"{_SPLIT}/verifier/accuracy", "Share of episodes with the right verdict"),
-    "nip_verifier_completeness": RayMetric("gauge", f"{_SPLIT}/verifier/completeness", "Share of episodes with y = 1 that were accepted"),
-    "nip_verifier_soundness": RayMetric("gauge", f"{_SPLIT}/verifier/soundness", "Share of episodes with y = 0 that were rejected"),
+    "nip_verifier_accuracy": RayMetric(
+        "gauge", f"{_SPLIT}/verifier/accuracy", "Share of episodes with the right verdict"
+    ),
+    "nip_verifier_completeness": RayMetric(
+        "gauge", f"{_SPLIT}/verifier/completeness", "Share of episodes with y = 1 that were accepted"
+    ),
+    "nip_verifier_soundness": RayMetric(
+        "gauge", f"{_SPLIT}/verifier/soundness", "Share of episodes with y = 0 that were rejected"
+    ),
     "nip_verifier_undecided": RayMetric("gauge", f"{_SPLIT}/verifier/undecided", "Share of episodes without a verdict"),
-    "nip_verifier_solo_baseline": RayMetric("gauge", "eval/verifier/solo_baseline", "Accuracy of the best classifier without a prover"),
+    "nip_verifier_solo_baseline": RayMetric(
+        "gauge", "eval/verifier/solo_baseline", "Accuracy of the best classifier without a prover"
+    ),
     "nip_episode_length": RayMetric("gauge", f"{_SPLIT}/episode_length", "Mean rounds of an episode"),
     "nip_agent_return": RayMetric("gauge", f"{_SPLIT}/{_AGENT}/return", "Mean undiscounted return of an agent"),
     "nip_agent_entropy": RayMetric("gauge", f"learn/{_AGENT}/entropy", "Entropy of an agent's actions, nats a turn"),
-    "nip_agent_kl": RayMetric("gauge", f"learn/{_AGENT}/kl", "Divergence of an agent from the policy that played, nats a turn"),
-    "nip_agent_grad_norm": RayMetric("gauge", f"learn/{_AGENT}/grad_norm", "Norm of an agent's gradient before clipping"),
+    "nip_agent_kl": RayMetric(
+        "gauge", f"learn/{_AGENT}/kl", "Divergence of an agent from the policy that played, nats a turn"
+    ),
+    "nip_agent_grad_norm": RayMetric(
+        "gauge", f"learn/{_AGENT}/grad_norm", "Norm of an agent's gradient before clipping"
+    ),
     "nip_learning_rate": RayMetric("gauge", "learn/lr", "Base learning rate"),
-    "nip_exploitability": RayMetric("gauge", "eval/exploitability", "Half of what best responses to the policies would gain"),
+    "nip_exploitability": RayMetric(
+        "gauge", "eval/exploitability", "Half of what best responses to the policies would gain"
+    ),
     "nip_env_steps": RayMetric("counter", "env_steps", "Rounds played by this process"),
     "nip_episodes": RayMetric("counter", "episodes", "Episodes played by this process"),
     "nip_env_steps_so_far": RayMetric("gauge", "env_steps_total", "Rounds played since the run began"),
     "nip_env_steps_per_second": RayMetric("gauge", "env_steps_per_s", "Rounds a second, over the whole iteration"),
     "nip_iteration_seconds": RayMetric("histogram", "time/iteration_s", "Seconds of an iteration"),
-    "nip_seconds_in_iterations": RayMetric("counter", "time/iteration_s", "Seconds that this process spent in iterations"),
+    "nip_seconds_in_iterations": RayMetric(
+        "counter", "time/iteration_s", "Seconds that this process spent in iterations"
+    ),
     "nip_seconds_sampling": RayMetric("counter", "time/sample_s", "Seconds that this process spent playing"),
     "nip_seconds_learning": RayMetric("counter", "time/learn_s", "Seconds that this process spent learning"),
     "nip_seconds_evaluating": RayMetric("counter", "time/evaluate_s", "Seconds that this process spent evaluating"),
@@ -94,7 +111,9 @@ class _RayMetrics(Tracker):
         if name not in self._made:
             from ray.util.metrics import Counter, Gauge, Histogram
 
-            kind = {"gauge": Gauge, "counter": Counter, "histogram": partial(Histogram, boundaries=list(SECONDS))}[metric.kind]
+            kind = {"gauge": Gauge, "counter": Counter, "histogram": partial(Histogram, boundaries=list(SECONDS))}[
+                metric.kind
+            ]
             self._made[name] = kind(name, metric.description, tag_keys=metric.tags)
         made = self._made[name]
         if metric.kind == "gauge":

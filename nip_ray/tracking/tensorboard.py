@@ -1,10 +1,13 @@
 """TensorBoard: event files under `events/` in the run folder.
 
 Decisions that matter here:
-- the writer is tensorboardX, which Ray Tune brings along; looking at the files needs TensorBoard, writing them does not;
-- its writer of single events is used, not its `SummaryWriter`: that one changes characters in our keys, writes an event a key, and
-  hands events to a thread whose `flush` waits for nobody, so that a checkpoint could be newer than the figures that led to it;
-- every process writes a file of its own. After a resume its first event tells TensorBoard to forget the steps that are made again.
+- the writer is tensorboardX, which Ray Tune brings along; looking at the files needs TensorBoard, writing them does
+  not;
+- its writer of single events is used, not its `SummaryWriter`: that one changes characters in our keys, writes an event
+  a key, and hands events to a thread whose `flush` waits for nobody, so that a checkpoint could be newer than the
+  figures that led to it;
+- every process writes a file of its own. After a resume its first event tells TensorBoard to forget the steps that are
+  made again.
 """
 
 import importlib.util
@@ -24,7 +27,9 @@ _FLUSH_S = 1.0  # at most so many seconds of figures are lost with the machine
 def check() -> None:
     """Raises UserError where there is no tensorboardX."""
     if importlib.util.find_spec("tensorboardX") is None:
-        raise UserError("tracking.tensorboard.enabled needs the library tensorboardX: pip install tensorboardX, or set it to false")
+        raise UserError(
+            "tracking.tensorboard.enabled needs the library tensorboardX: pip install tensorboardX, or set it to false"
+        )
 
 
 def start(run: RunInfo) -> Tracker:
@@ -53,11 +58,15 @@ class _Tensorboard(Tracker):
         self._write(step, session_log=start)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+        from tensorboardX.proto.summary_pb2 import (
+            Summary,
+        )  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
 
         found = numbers(row)
         step = int(found.pop("iteration"))
-        self._write(step, summary=Summary(value=[Summary.Value(tag=key, simple_value=value) for key, value in found.items()]))
+        self._write(
+            step, summary=Summary(value=[Summary.Value(tag=key, simple_value=value) for key, value in found.items()])
+        )
         if time.monotonic() - self._flushed > _FLUSH_S:
             self._flush()
 
@@ -68,7 +77,9 @@ class _Tensorboard(Tracker):
         self._writer.close()
 
     def _write(self, step: int, **what: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+        from tensorboardX.proto.event_pb2 import (
+            Event,
+        )  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
 
         self._writer.write_event(Event(step=step, wall_time=time.time(), **what))
 

@@ -1,15 +1,19 @@
 """OpenTelemetry spans of stages, dialogues, calls and fine-tuning jobs, for whoever watches services with a collector.
 
 Decisions that matter here:
-- off unless `tracking.traces` asks for it: then nothing of OpenTelemetry is imported, and `span` costs a look at one variable. A process
-  traces one run at a time, in a provider of its own: what other libraries of the process trace stays theirs;
-- a stage is the root of a trace, with its dialogues below it and their calls below those, whichever process holds them. Names are those of
-  OpenTelemetry's conventions for generative AI; what these have no name for begins with `nip_ray.`;
-- calls have spans of ours, not of `opentelemetry-instrumentation-openai-v2`: that wraps `chat.completions.create`, which our client does
-  not use, knows nothing of local models, agents and costs, and sends texts without taking secrets out of them. A call that is answered
-  from the records has no span; a job has one when it is over, from its first submission on;
-- what was said is sent on request only, and then without secrets. Keys come from the environment ($OTEL_EXPORTER_OTLP_HEADERS);
-- a collector that is away costs one warning and no waiting: spans leave in a thread, and what it cannot get rid of is dropped.
+- off unless `tracking.traces` asks for it: then nothing of OpenTelemetry is imported, and `span` costs a look at one
+  variable. A process traces one run at a time, in a provider of its own: what other libraries of the process trace
+  stays theirs;
+- a stage is the root of a trace, with its dialogues below it and their calls below those, whichever process holds them.
+  Names are those of OpenTelemetry's conventions for generative AI; what these have no name for begins with `nip_ray.`;
+- calls have spans of ours, not of `opentelemetry-instrumentation-openai-v2`: that wraps `chat.completions.create`,
+  which our client does not use, knows nothing of local models, agents and costs, and sends texts without taking secrets
+  out of them. A call that is answered from the records has no span; a job has one when it is over, from its first
+  submission on;
+- what was said is sent on request only, and then without secrets. Keys come from the environment
+  ($OTEL_EXPORTER_OTLP_HEADERS);
+- a collector that is away costs one warning and no waiting: spans leave in a thread, and what it cannot get rid of is
+  dropped.
 """
 
 import importlib.util
@@ -47,24 +51,37 @@ def check(settings: TrackingSettings) -> None:
     """Raises UserError where the library, or what Weave needs, is missing, and for an endpoint that cannot be one."""
     traces = settings.traces
     if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
-        raise UserError("tracking.traces.enabled needs an extra (there is no OTLP exporter): pip install 'nip_ray[traces]'")
+        raise UserError(
+            "tracking.traces.enabled needs an extra (there is no OTLP exporter): pip install 'nip_ray[traces]'"
+        )
     if traces.endpoint is not None:
         parts = urlsplit(traces.endpoint)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(
-                f"tracking.traces.endpoint: got {traces.endpoint!r}, use an address of OTLP over HTTP such as http://localhost:4318"
+                f"tracking.traces.endpoint: got {traces.endpoint!r}, use an address of OTLP over HTTP such as"
+                " http://localhost:4318"
             )
         if parts.username or parts.password:
-            raise UserError("tracking.traces.endpoint has a password in it; give it as a header in $OTEL_EXPORTER_OTLP_HEADERS")
+            raise UserError(
+                "tracking.traces.endpoint has a password in it; give it as a header in $OTEL_EXPORTER_OTLP_HEADERS"
+            )
     if not traces.weave:
         return
     if not settings.wandb.enabled or settings.wandb.mode != "online":
-        raise UserError("tracking.traces.weave: spans go to Weave beside an online run, set tracking.wandb.enabled: true and mode: online")
+        raise UserError(
+            "tracking.traces.weave: spans go to Weave beside an online run, set tracking.wandb.enabled: true and mode:"
+            " online"
+        )
     if not (settings.wandb.entity or os.environ.get("WANDB_ENTITY")):
-        raise UserError("tracking.traces.weave needs to know whose project it is: set tracking.wandb.entity or $WANDB_ENTITY")
+        raise UserError(
+            "tracking.traces.weave needs to know whose project it is: set tracking.wandb.entity or $WANDB_ENTITY"
+        )
     require_key("tracking.traces.weave is true", "or set it to false")
     if api_key() is None:
-        raise UserError("tracking.traces.weave takes the key of $WANDB_API_KEY or `wandb login` alone; an identity token is not enough")
+        raise UserError(
+            "tracking.traces.weave takes the key of $WANDB_API_KEY or `wandb login` alone; an identity token is not"
+            " enough"
+        )
 
 
 class _Tracing:
@@ -76,7 +93,11 @@ class _Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         about = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "nip_ray", "service.version": __version__}
-        about |= {"nip_ray.run.id": run.run_id, "nip_ray.run.name": run.name, **({"nip_ray.run.group": run.group} if run.group else {})}
+        about |= {
+            "nip_ray.run.id": run.run_id,
+            "nip_ray.run.name": run.name,
+            **({"nip_ray.run.group": run.group} if run.group else {}),
+        }
         if settings.traces.weave:
             about["wandb.entity"] = str(settings.wandb.entity or os.environ.get("WANDB_ENTITY"))
             about["wandb.project"] = settings.wandb.project or os.environ.get("WANDB_PROJECT") or "nip_ray"
@@ -116,7 +137,11 @@ def _exporters(settings: TrackingSettings) -> list[Any]:
     if settings.traces.weave:
         own = os.environ.get("WANDB_BASE_URL", "").rstrip("/")
         base = os.environ.get("WF_TRACE_SERVER_URL") or (f"{own}/traces" if own else WEAVE)
-        made.append(OTLPSpanExporter(f"{base.rstrip('/')}/otel{PATH}", headers={"wandb-api-key": api_key() or ""}, timeout=_TIMEOUT_S))
+        made.append(
+            OTLPSpanExporter(
+                f"{base.rstrip('/')}/otel{PATH}", headers={"wandb-api-key": api_key() or ""}, timeout=_TIMEOUT_S
+            )
+        )
     return made
 
 
@@ -183,11 +208,14 @@ def place() -> str:
 
 
 @contextmanager
-def span(name: str, *, parent: str = "", call: bool = False, start_s: float | None = None, **attributes: Any) -> Iterator[Told]:
+def span(
+    name: str, *, parent: str = "", call: bool = False, start_s: float | None = None, **attributes: Any
+) -> Iterator[Told]:
     """A span around what is done inside; yields a function that adds attributes to it.
 
-    parent: a `place` (none: the span that we are in). call: to a service. start_s: when it began, in seconds since 1970 (none: now).
-    attributes: "__" stands for a dot; those that are None are left out. An exception ends the span as an error, and passes.
+    parent: a `place` (none: the span that we are in). call: to a service. start_s: when it began, in seconds since 1970
+    (none: now). attributes: "__" stands for a dot; those that are None are left out. An exception ends the span as an
+    error, and passes.
     """
     if _active is None:
         yield lambda **more: None
@@ -222,7 +250,8 @@ def event(name: str, **attributes: Any) -> None:
 
 
 def said(messages: Sequence[Mapping[str, Any]], finish: str | None = None) -> str | None:
-    """Messages as the value of `gen_ai.input.messages` or, with a reason to finish, `gen_ai.output.messages`; None unless asked for."""
+    """Messages as the value of `gen_ai.input.messages` or, with a reason to finish, `gen_ai.output.messages`; None
+    unless asked for."""
     if _active is None or not _active.content:
         return None
     parts = [
@@ -253,7 +282,9 @@ class _Traces(Tracker):
         seconds = row.get("time/iteration_s", row.get("time/play_s", 0.0) + row.get("time/learn_s", 0.0))
         if not seconds:  # fine-tuning rules: their stages have spans
             return
-        times = {f"nip_ray__{name.replace('/', '__')}": value for name, value in row.items() if name.startswith("time/")}
+        times = {
+            f"nip_ray__{name.replace('/', '__')}": value for name, value in row.items() if name.startswith("time/")
+        }
         with span("iteration", start_s=time.time() - seconds, nip_ray__iteration=row["iteration"], **times):
             pass
 

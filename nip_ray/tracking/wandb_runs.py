@@ -1,14 +1,15 @@
 """Weights & Biases: a run with the id of ours, our iterations as its steps, files as artifacts.
 
 Decisions that matter here:
-- everything that the library writes goes to `wandb/` in the run folder: events, logs, copies of artifacts on their way, its cache. What
-  the user set in the environment wins;
-- nothing is taken that was not given: no console output, no git state or diff, no list of packages, no command line, no figures of
-  the machine. Those may hold secrets, and what matters of them is in the run folder;
-- a resumed run has the same id. Steps that are there already, on the server or in earlier offline files, are not sent again: a run that
-  is resumed makes the same numbers, and twice the same step is drawn twice;
-- which steps an offline run has is read from its files. Their format is LevelDB's log: a header of 7 bytes, blocks of 32 KiB, each with
-  records of (checksum 4, length 2, kind 1) bytes before their data; a split record says so by its kind; one protocol buffer a record;
+- everything that the library writes goes to `wandb/` in the run folder: events, logs, copies of artifacts on their way,
+  its cache. What the user set in the environment wins;
+- nothing is taken that was not given: no console output, no git state or diff, no list of packages, no command line, no
+  figures of the machine. Those may hold secrets, and what matters of them is in the run folder;
+- a resumed run has the same id. Steps that are there already, on the server or in earlier offline files, are not sent
+  again: a run that is resumed makes the same numbers, and twice the same step is drawn twice;
+- which steps an offline run has is read from its files. Their format is LevelDB's log: a header of 7 bytes, blocks of
+  32 KiB, each with records of (checksum 4, length 2, kind 1) bytes before their data; a split record says so by its
+  kind; one protocol buffer a record;
 - artifacts are copied when they are told of, since checkpoints are pruned while the upload continues.
 """
 
@@ -68,7 +69,9 @@ def start(settings: WandbSettings, run: RunInfo) -> Tracker:
             mode=settings.mode,
             resume="allow" if online else None,
             reinit="create_new",
-            settings=wandb.Settings(**{key: value for key, value in _SETTINGS.items() if key in wandb.Settings.model_fields}),
+            settings=wandb.Settings(
+                **{key: value for key, value in _SETTINGS.items() if key in wandb.Settings.model_fields}
+            ),
         )
     tracker = _Wandb(made, files, settings, run, max(written, run.resumed_from, made.starting_step - 1))
     tracker.config(run.run_dir / CONFIG)
@@ -79,7 +82,13 @@ class _Wandb:
     """last_step: rows up to it are there already."""
 
     def __init__(self, made: Any, files: Path, settings: WandbSettings, run: RunInfo, last_step: int) -> None:
-        self._run, self._files, self._settings, self._info, self._last_step = made, files.absolute(), settings, run, last_step
+        self._run, self._files, self._settings, self._info, self._last_step = (
+            made,
+            files.absolute(),
+            settings,
+            run,
+            last_step,
+        )
 
     def log(self, row: Mapping[str, Any]) -> None:
         step = int(row["iteration"])
@@ -93,7 +102,9 @@ class _Wandb:
     def checkpoint(self, folder: Path, iteration: int) -> None:
         if self._settings.checkpoints:
             place = f"checkpoints/{iteration:06d}"  # a small run folder, which other runs can start from
-            found = {f"{place}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*")) if path.is_file()}
+            found = {
+                f"{place}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*")) if path.is_file()
+            }
             self._send("checkpoint", {CONFIG: self._info.run_dir / CONFIG, **found}, iteration)
 
     def transcripts(self, file: Path, iteration: int) -> None:
@@ -109,7 +120,11 @@ class _Wandb:
         import wandb
 
         with kept_in(self._files):
-            about = {"run": self._info.name, "run_id": self._info.run_id, **({} if iteration is None else {"iteration": iteration})}
+            about = {
+                "run": self._info.name,
+                "run_id": self._info.run_id,
+                **({} if iteration is None else {"iteration": iteration}),
+            }
             artifact = wandb.Artifact(f"{kind}-{self._info.run_id}", type=kind, metadata=about)
             for name, path in files.items():
                 artifact.add_file(str(path), name=name, skip_cache=True)
@@ -122,9 +137,12 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def last_step(folder: Path) -> int:
-    """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; 0 if there is none."""
+    """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; 0 if there is
+    none."""
     found = (record for file in folder.glob("offline-run-*/*.wandb") for record in records(file))
-    return max((record.history.step.num for record in found if record.WhichOneof("record_type") == "history"), default=0)
+    return max(
+        (record.history.step.num for record in found if record.WhichOneof("record_type") == "history"), default=0
+    )
 
 
 def records(file: Path) -> Iterator[Any]:

@@ -30,7 +30,8 @@ from nip_ray.settings.sandbox import SandboxSettings
 START_S = 10.0
 """Seconds that the interpreter may take to start, on a busy machine."""
 PATIENCE_S = 1.0
-"""Seconds, with ten times the limit of a call, without a result: then the call cannot be interrupted and its interpreter is killed."""
+"""Seconds, with ten times the limit of a call, without a result: then the call cannot be interrupted and its
+interpreter is killed."""
 
 
 def run_batch(
@@ -94,7 +95,13 @@ def _started(work: dict[str, Any]) -> "subprocess.Popen[bytes]":
         source.seek(0)
         try:
             return subprocess.Popen(
-                command, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/", start_new_session=True
+                command,
+                stdin=source,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
             )
         except OSError as error:
             raise SandboxFailure(f"the sandbox could not start an interpreter: {error}") from error

@@ -78,7 +78,8 @@ class Silence(io.TextIOBase):
 
 
 def load(source, name):
-    """The function `name` of a candidate's source, which lives in a module as any function does: `pickle` looks for it there."""
+    """The function `name` of a candidate's source, which lives in a module as any function does: `pickle` looks for it
+    there."""
     module = sys.modules["solution"] = type(sys)("solution")
     space = vars(module)
     exec(compile(source, "<solution>", "exec"), space)
@@ -100,7 +101,8 @@ def encoded(kind, value, limit):
 
 
 def run_candidate(source, name, calls, clock, write, limit):
-    """Write the results of all calls of one candidate; after a time-out none is tried any more, and all count as time-outs."""
+    """Write the results of all calls of one candidate; after a time-out none is tried any more, and all count as
+    time-outs."""
     kind, function = clock.limited(load, source, name)
     for call in calls:
         if kind == "value":

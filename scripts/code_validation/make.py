@@ -1,8 +1,9 @@
 """Making problems, each with a right program and a wrong one.
 
 Decisions that matter here:
-- a wrong program is a mutant that returns a wrong value in at least one hidden test, and ends in every test. Those that fail in less
-  than half of the tests, crashes included, are preferred, and among these every operator has the same chance;
+- a wrong program is a mutant that returns a wrong value in at least one hidden test, and ends in every test. Those that
+  fail in less than half of the tests, crashes included, are preferred, and among these every operator has the same
+  chance;
 - every right program is run on all tests, too, by the same runner;
 - families of the two splits are disjoint (`families/__init__.py`), whatever the seeds;
 - a program whose time is up is run again, twice at most: a virtual machine that stands still counts as processor time.
@@ -33,7 +34,8 @@ NUM_PAIRS: dict[Split, dict[Difficulty, int]] = {
 }
 """How many problems of each family the package ships."""
 PER_CALL_S = 0.01
-"""Processor time of a call in seconds: fifty times what the slowest right program takes, so that machines agree on what ends."""
+"""Processor time of a call in seconds: fifty times what the slowest right program takes, so that machines agree on what
+ends."""
 _MUTANTS = 10  # looked at for each wrong program; more than half of them are wrong
 _WORKERS = min(8, len(os.sched_getaffinity(0)))
 _SYNTAX = Lock()  # Python 3.11 loses count of its recursion when two threads make syntax trees at once
@@ -64,7 +66,9 @@ class Runner(Protocol):
         ...
 
 
-def run_patiently(solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float) -> list[Sequence[Result]]:
+def run_patiently(
+    solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float
+) -> list[Sequence[Result]]:
     """`run_batch`, and again for programs whose time was up."""
     rows: list[Sequence[Result]] = list(run_batch(solutions, function_name, calls, per_call_s))
     for _ in range(2):
@@ -84,8 +88,8 @@ def make(
 ) -> list[Made]:
     """`num` items with ids 0 to num - 1, half of them right, in random order, each with its operator.
 
-    split: whose families to use. difficulties: of the families. progress: takes the number of items that are there, and `num`. Raises
-    UserError where there are not so many different items.
+    split: whose families to use. difficulties: of the families. progress: takes the number of items that are there, and
+    `num`. Raises UserError where there are not so many different items.
     """
     if num < 2:
         raise UserError(f"--items {num}: expected at least 2, a right and a wrong program")
@@ -103,19 +107,25 @@ def make(
 
 def built_in_places() -> list[tuple[Family, int]]:
     """(family, number) of every problem that the package ships, in the order of its file; all are made with seed 0."""
-    return [(family, number) for family in FAMILIES for number in range(NUM_PAIRS[split_of(family.name)][family.difficulty])]
+    return [
+        (family, number) for family in FAMILIES for number in range(NUM_PAIRS[split_of(family.name)][family.difficulty])
+    ]
 
 
 def make_pairs(places: Sequence[tuple[Family, int]], seed: int, runner: Runner = run_patiently) -> Iterator[Pair]:
-    """Different problems at these places, in their order. Each depends on its place, the seed, and those before it in its family."""
+    """Different problems at these places, in their order. Each depends on its place, the seed, and those before it in
+    its family."""
     seen: set[tuple[str, str]] = set()
-    with ThreadPoolExecutor(_WORKERS) as pool:  # programs run in processes of their own, so threads are enough to use all cores
+    # programs run in processes of their own, so threads are enough to use all cores
+    with ThreadPoolExecutor(_WORKERS) as pool:
         first_tries = pool.map(lambda place: _pair(place[0], place[1], 0, seed, runner), places)
         for (family, number), first in zip(places, first_tries):
             yield _new_pair(family, number, first, seed, seen, runner)
 
 
-def _new_pair(family: Family, number: int, first: Pair | None, seed: int, seen: set[tuple[str, str]], runner: Runner) -> Pair:
+def _new_pair(
+    family: Family, number: int, first: Pair | None, seed: int, seen: set[tuple[str, str]], runner: Runner
+) -> Pair:
     """One whose programs are not in `seen` yet, where they are put. first: the first try."""
     for attempt in range(_ATTEMPTS):
         pair = _pair(family, number, attempt, seed, runner) if attempt else first
@@ -123,7 +133,10 @@ def _new_pair(family: Family, number: int, first: Pair | None, seed: int, seen: 
             continue
         seen |= {(pair.question, pair.right), (pair.question, pair.wrong)}
         return pair
-    raise UserError(f"the family {family.name} has no {number + 1} different problems; ask for fewer items, or for more difficulties")
+    raise UserError(
+        f"the family {family.name} has no {number + 1} different problems; ask for fewer items, or for more"
+        " difficulties"
+    )
 
 
 def _pair(family: Family, number: int, attempt: int, seed: int, runner: Runner) -> Pair | None:
@@ -140,11 +153,15 @@ def _pair(family: Family, number: int, attempt: int, seed: int, runner: Runner) 
     return Pair(split, family.difficulty, family.name, problem.question, right, wrong.text, wrong.operator)
 
 
-def _wrong_program(problem: Problem, right: str, candidates: Sequence[Mutant], rng: Random, runner: Runner) -> Mutant | None:
+def _wrong_program(
+    problem: Problem, right: str, candidates: Sequence[Mutant], rng: Random, runner: Runner
+) -> Mutant | None:
     """One of the mutants, None where no good one is among them. Runs `right` on the way, which must be right."""
     rows = runner([right, *(mutant.text for mutant in candidates)], problem.function_name, problem.calls, PER_CALL_S)
     if wrong_results(rows[0], problem.results) or any(result.kind != "value" for result in rows[0]):
-        raise TrainingError(f"a right program for `{problem.function_name}` failed its tests: the runner is broken or far too slow")
+        raise TrainingError(
+            f"a right program for `{problem.function_name}` failed its tests: the runner is broken or far too slow"
+        )
     return choose(list(zip(candidates, rows[1:])), problem.results, rng)
 
 
@@ -153,7 +170,9 @@ def wrong_results(row: Sequence[Result], expected: Sequence[Any]) -> int:
     return sum(result.kind == "value" and result.value != right for result, right in zip(row, expected))
 
 
-def choose(candidates: Sequence[tuple[Mutant, Sequence[Result]]], expected: Sequence[Any], rng: Random) -> Mutant | None:
+def choose(
+    candidates: Sequence[tuple[Mutant, Sequence[Result]]], expected: Sequence[Any], rng: Random
+) -> Mutant | None:
     """One of the mutants that are wrong, given their results; see the module for which. None where none is."""
     accepted = list(_accepted(candidates, expected))
     subtle = [mutant for mutant, failures in accepted if 2 * failures < len(expected)]
@@ -163,7 +182,9 @@ def choose(candidates: Sequence[tuple[Mutant, Sequence[Result]]], expected: Sequ
     return rng.choice(kinds[rng.choice(sorted(kinds))]) if kinds else None
 
 
-def _accepted(candidates: Sequence[tuple[Mutant, Sequence[Result]]], expected: Sequence[Any]) -> Iterator[tuple[Mutant, int]]:
+def _accepted(
+    candidates: Sequence[tuple[Mutant, Sequence[Result]]], expected: Sequence[Any]
+) -> Iterator[tuple[Mutant, int]]:
     """Mutants that are wrong by a value and always end, with the number of tests that they fail."""
     for mutant, row in candidates:
         wrong = wrong_results(row, expected)

@@ -1,8 +1,9 @@
 """Wrong programs from right ones: small changes of the syntax tree, such as people make by mistake.
 
 Decisions that matter here:
-- an operator looks at one node and lists edits; an edit gives one field of one node another value. Mutants are printed from the edited
-  tree, one edit each, and right programs go through `normalise`, so that nothing in the layout tells them apart;
+- an operator looks at one node and lists edits; an edit gives one field of one node another value. Mutants are printed
+  from the edited tree, one edit each, and right programs go through `normalise`, so that nothing in the layout tells
+  them apart;
 - operators take turns, in a random order: however few mutants are looked at, they are of many kinds;
 - whether a mutant is wrong is not decided here: some are right after all. Tests decide (`make.py`).
 """
@@ -16,7 +17,8 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed program. operator: the kind of change, a key of `OPERATORS`. line: where, counted from 1 in the normalised original."""
+    """A changed program. operator: the kind of change, a key of `OPERATORS`. line: where, counted from 1 in the
+    normalised original."""
 
     text: str
     operator: str
@@ -37,7 +39,8 @@ def normalise(source: str) -> str:
 
 
 def mutants(solution: str, rng: Random) -> Iterator[Mutant]:
-    """All mutants of a program, each text once, in an order drawn by `rng`; operators take turns. Raises SyntaxError."""
+    """All mutants of a program, each text once, in an order drawn by `rng`; operators take turns. Raises
+    SyntaxError."""
     original = normalise(solution)
     tree = ast.parse(original)
     kinds = {name: edits for name, edits in _edits(tree).items() if edits}
@@ -69,7 +72,8 @@ def _edits(tree: ast.AST) -> dict[str, list[tuple[Edit, int]]]:
 
 
 def _printed(tree: ast.AST, edit: Edit) -> str:
-    """The program with one edit, which is taken back afterwards. A tree that cannot be printed and read again raises."""
+    """The program with one edit, which is taken back afterwards. A tree that cannot be printed and read again
+    raises."""
     node, field, new = edit
     old = getattr(node, field)
     setattr(node, field, new)
@@ -212,11 +216,18 @@ def _index(node: ast.AST, names: list[str]) -> Edits:
 
 def _range(node: ast.AST, names: list[str]) -> Edits:
     """The end of a range off by one, or its start."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and 0 < len(node.args) < 4:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "range"
+        and 0 < len(node.args) < 4
+    ):
         if len(node.args) == 1:
             yield Edit(node, "args", [ast.Constant(1), node.args[0]])
         for i in range(min(2, len(node.args))):
-            yield from (Edit(node, "args", [*node.args[:i], new, *node.args[i + 1 :]]) for new in _off_by_one(node.args[i]))
+            yield from (
+                Edit(node, "args", [*node.args[:i], new, *node.args[i + 1 :]]) for new in _off_by_one(node.args[i])
+            )
 
 
 def _off_by_one(value: ast.expr) -> Iterator[ast.expr]:
@@ -254,7 +265,9 @@ def _indentation(node: ast.AST, names: list[str]) -> Edits:
     """A statement after a loop or an `if` that should not stand in it, or the last one of a loop that should."""
     for field in ("body", "orelse"):
         for statements, i, statement in _statements(node, field):
-            if not isinstance(statement, ast.For | ast.While | ast.If) or (isinstance(statement, ast.If) and statement.orelse):
+            if not isinstance(statement, ast.For | ast.While | ast.If) or (
+                isinstance(statement, ast.If) and statement.orelse
+            ):
                 continue
             if i + 1 < len(statements) and not isinstance(statements[i + 1], ast.FunctionDef | ast.For | ast.While):
                 moved = _with_body(statement, [*statement.body, statements[i + 1]])
@@ -263,7 +276,11 @@ def _indentation(node: ast.AST, names: list[str]) -> Edits:
                     yield Edit(node, field, [*statements[:i], moved, *statements[i + 1 :]])
             last = statement.body[-1]
             if len(statement.body) > 1 and not isinstance(last, ast.Return | ast.Break | ast.Continue):
-                yield Edit(node, field, [*statements[:i], _with_body(statement, statement.body[:-1]), last, *statements[i + 1 :]])
+                yield Edit(
+                    node,
+                    field,
+                    [*statements[:i], _with_body(statement, statement.body[:-1]), last, *statements[i + 1 :]],
+                )
 
 
 def _with_body(statement: ast.For | ast.While | ast.If, body: list[ast.stmt]) -> ast.stmt:
@@ -274,8 +291,13 @@ def _with_body(statement: ast.For | ast.While | ast.If, body: list[ast.stmt]) ->
 
 
 def _exchange(node: ast.AST, names: list[str]) -> Edits:
-    """Two things in the wrong places: arguments, the sides of a difference, the ends of a slice, the cases of a choice."""
-    if isinstance(node, ast.Call) and len(node.args) == 2 and getattr(node.func, "id", "") not in (*_FUNCTIONS, "range"):
+    """Two things in the wrong places: arguments, the sides of a difference, the ends of a slice, the cases of a
+    choice."""
+    if (
+        isinstance(node, ast.Call)
+        and len(node.args) == 2
+        and getattr(node.func, "id", "") not in (*_FUNCTIONS, "range")
+    ):
         yield Edit(node, "args", node.args[::-1])
     for field in ("value", "elt", "left", "right", "test"):
         inner = getattr(node, field, None)
@@ -285,7 +307,12 @@ def _exchange(node: ast.AST, names: list[str]) -> Edits:
             yield Edit(node, field, ast.IfExp(inner.test, inner.orelse, inner.body))
         if isinstance(inner, ast.Tuple | ast.List) and len(inner.elts) == 2:
             yield Edit(node, field, type(inner)(inner.elts[::-1], inner.ctx))
-    if isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If) and node.body != node.orelse:
+    if (
+        isinstance(node, ast.If)
+        and len(node.orelse) == 1
+        and isinstance(node.orelse[0], ast.If)
+        and node.body != node.orelse
+    ):
         other = node.orelse[0]
         yield Edit(node, "orelse", [ast.If(other.test, node.body, other.orelse, lineno=other.lineno)])
 

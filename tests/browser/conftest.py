@@ -1,7 +1,7 @@
 """A real headless browser for pages that we write, and what tests ask of it.
 
-The browser is $NIP_RAY_CHROMIUM, or a chromium on the PATH, or the one that `make browser` puts into .venv/browser. Where there is none the
-tests are skipped, and say so.
+The browser is $NIP_RAY_CHROMIUM, or a chromium on the PATH, or the one that `make browser` puts into .venv/browser.
+Where there is none the tests are skipped, and say so.
 """
 
 import os
@@ -19,13 +19,16 @@ def chromium() -> str | None:
     named = os.environ.get("NIP_RAY_CHROMIUM")
     if named:
         return named
-    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    found = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
     return found or (str(OWN / "chromium") if (OWN / "chromium").is_file() else None)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """The browser itself, one a file: as long as it is there, its driver keeps an event loop in which no other can be run."""
+    """The browser itself, one a file: as long as it is there, its driver keeps an event loop in which no other can be
+    run."""
     program = chromium()
     if program is None:
         pytest.skip("no browser: set NIP_RAY_CHROMIUM, or run `make browser` where the npm registry can be reached")
@@ -35,18 +38,23 @@ def browser() -> Iterator[Any]:
         environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [str(OWN / "lib"), os.environ.get("LD_LIBRARY_PATH")]))
         environment["FONTCONFIG_FILE"] = str(OWN / "fonts.conf")
     with api.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=program, args=["--no-sandbox"], env=environment, timeout=120_000)
+        running = driver.chromium.launch(
+            executable_path=program, args=["--no-sandbox"], env=environment, timeout=120_000
+        )
         yield running
         running.close()
 
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """``opened(address, width, dark)`` -> a page. Fails if by the end anything was said on the console, or asked of others."""
+    """``opened(address, width, dark)`` -> a page. Fails if by the end anything was said on the console, or asked of
+    others."""
     contexts, told = [], []
 
     def open_page(address: Path | str, width: int = 1200, dark: bool = False) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+        )
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(30_000)

@@ -1,4 +1,5 @@
-"""The report and its relatives in a real headless browser: nothing on the console, keyboard and mouse, hostile texts, accessibility."""
+"""The report and its relatives in a real headless browser: nothing on the console, keyboard and mouse, hostile texts,
+accessibility."""
 
 import json
 import threading
@@ -44,8 +45,18 @@ def record(right: int, n: int) -> dict[str, Any]:
 
 
 def evaluation() -> dict[str, Any]:
-    table = {"verifier/accuracy": record(70, 100), "verifier/completeness": record(40, 50), "verifier/soundness": record(30, 50)}
-    liar = {"name": "fresh/size=2/seed=0", "kind": "fresh", "held_out": record(30, 50), "fooled": record(20, 50), "chosen": True}
+    table = {
+        "verifier/accuracy": record(70, 100),
+        "verifier/completeness": record(40, 50),
+        "verifier/soundness": record(30, 50),
+    }
+    liar = {
+        "name": "fresh/size=2/seed=0",
+        "kind": "fresh",
+        "held_out": record(30, 50),
+        "fooled": record(20, 50),
+        "chosen": True,
+    }
     own = {"name": "own", "kind": "own", "held_out": record(40, 50), "fooled": record(10, 50), "chosen": False}
     bins = [{"confidence": 0.1 * i, "positive": record(i, 10)} for i in range(10)]
     return {
@@ -71,7 +82,15 @@ def graph_episode(instance: int, label: int, verdict: str) -> dict[str, Any]:
     decides = {"agent": "verifier", "channel": "main", "message": [2], "decision": verdict, "probabilities": chances}
     rounds = [{"round": r, "turns": [turn]} for r, turn in enumerate((asks, answers, decides))]
     right = verdict == ("reject", "accept")[label]
-    return {"instance": instance, "label": label, "length": 3, "verdict": verdict, "correct": right, "version": 1, "rounds": rounds}
+    return {
+        "instance": instance,
+        "label": label,
+        "length": 3,
+        "verdict": verdict,
+        "correct": right,
+        "version": 1,
+        "rounds": rounds,
+    }
 
 
 def graph_run(path: Path, episodes: list[dict[str, Any]] | None = None, seed: int = 0) -> Path:
@@ -86,7 +105,9 @@ def graph_run(path: Path, episodes: list[dict[str, Any]] | None = None, seed: in
         "environment.json": json.dumps({"python": "3.11", "torch": "2.13", "platform": "Linux"}),
         "instances.json": json.dumps({"version": 1, "pictures": {str(i): picture for i in range(8)}}),
         "transcripts/000012.jsonl": "".join(json.dumps(episode) + "\n" for episode in found),
-        "cross_play.json": json.dumps({"matrix": [{"verifier": v, "prover": p, "accuracy": record(6, 9)} for v in "ab" for p in "ab"]}),
+        "cross_play.json": json.dumps(
+            {"matrix": [{"verifier": v, "prover": p, "accuracy": record(6, 9)} for v in "ab" for p in "ab"]}
+        ),
     }
     for name, content in contents.items():
         (path / name).write_text(content, encoding="utf-8")
@@ -97,11 +118,20 @@ def words_episode(instance: str, texts: tuple[str, ...]) -> dict[str, Any]:
     rounds = []
     for r, text in enumerate(texts):
         turns: list[dict[str, Any]] = [
-            {"agent": agent, "channel": channel, "message": text} for agent, channel in (("verifier", "open"), ("prover", "secret"))
+            {"agent": agent, "channel": channel, "message": text}
+            for agent, channel in (("verifier", "open"), ("prover", "secret"))
         ]
         turns[0] |= {"decision": "accept" if r + 1 == len(texts) else "continue", "confidence": 0.8}
         rounds.append({"round": r, "turns": turns})
-    return {"instance": instance, "label": 0, "length": len(texts), "verdict": "accept", "correct": False, "version": 1, "rounds": rounds}
+    return {
+        "instance": instance,
+        "label": 0,
+        "length": len(texts),
+        "verdict": "accept",
+        "correct": False,
+        "version": 1,
+        "rounds": rounds,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +186,19 @@ def test_hostile_texts_do_nothing(opened: Callable[..., Any], tmp_path: Path) ->
         for turn in (turn for one in episode["rounds"] for turn in one["turns"]):
             turn |= {"agent": HOSTILE[0], "channel": turn["channel"] + HOSTILE[3]}
     folder = graph_run(tmp_path / "run", hostile)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"name": HOSTILE[0], "protocol": {"name": HOSTILE[1]}, "seed": HOSTILE[4]}))
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"name": HOSTILE[0], "protocol": {"name": HOSTILE[1]}, "seed": HOSTILE[4]})
+    )
     pictures = {text: {"kind": HOSTILE[1], "size": HOSTILE[2], "graphs": [{"nodes": [HOSTILE[0]]}]} for text in HOSTILE}
     (folder / "instances.json").write_text(json.dumps({"version": 1, "pictures": pictures}))
     page = opened(write_report(folder))
     page.wait_for_timeout(300)
     assert page.title() == f"{HOSTILE[0]} · nip_ray report"
     assert page.locator("script").count() == 1
-    assert page.locator("iframe, .episode img, .episode a, [onload], [onerror], [onmouseover], .episode [style]").count() == 0
+    assert (
+        page.locator("iframe, .episode img, .episode a, [onload], [onerror], [onmouseover], .episode [style]").count()
+        == 0
+    )
     page.locator("#episode-1 button[data-channel]").first.click()
     assert page.locator("#episode-1 tbody tr:visible").count() == len(HOSTILE)
     assert HOSTILE[1] in page.locator("#episode-1").inner_text()
@@ -171,7 +206,10 @@ def test_hostile_texts_do_nothing(opened: Callable[..., Any], tmp_path: Path) ->
 
 def test_even_an_unescaped_script_would_not_run(browser: Any, drawn: Path, tmp_path: Path) -> None:
     """The second line of defence: the policy lets nothing run but our own script."""
-    planted = "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\"><p style='color: red' id=p>x</p>"
+    planted = (
+        "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\"><p style='color: red'"
+        " id=p>x</p>"
+    )
     page_file = tmp_path / "page.html"
     page_file.write_text(drawn.read_text(encoding="utf-8").replace("<footer>", planted + "<footer>"), encoding="utf-8")
     page = browser.new_page()
@@ -211,7 +249,9 @@ def served(tmp_path: Path) -> Iterator[tuple[PageServer, Path]]:
         thread.join()
 
 
-def test_a_watched_run_is_shown_anew_where_the_reader_was(opened: Callable[..., Any], served: tuple[PageServer, Path]) -> None:
+def test_a_watched_run_is_shown_anew_where_the_reader_was(
+    opened: Callable[..., Any], served: tuple[PageServer, Path]
+) -> None:
     server, folder = served
     page = opened(server.url)
     page.click("#episodes li:nth-child(4) a")

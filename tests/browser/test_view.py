@@ -1,4 +1,5 @@
-"""The page over many runs in a real headless browser: filters, curves, transcripts side by side, live runs, hostile texts, access."""
+"""The page over many runs in a real headless browser: filters, curves, transcripts side by side, live runs, hostile
+texts, access."""
 
 import json
 import threading
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Its address, and a folder with three runs: on instance 1 their verdicts differ, and the third has none of their instances."""
+    """Its address, and a folder with three runs: on instance 1 their verdicts differ, and the third has none of their
+    instances."""
     folder = tmp_path / "runs"
     for seed, verdict in enumerate(("accept", "reject")):
         graph_run(folder / f"seed{seed}", [graph_episode(0, 0, "reject"), graph_episode(1, 1, verdict)], seed)
@@ -35,7 +37,10 @@ def test_runs_are_filtered_picked_and_drawn(opened: Callable[..., Any], served: 
     page = opened(served[0])
     page.locator(".plot path.line").first.wait_for()
     assert (page.locator("#rows tr").count(), page.locator("#legend li").count()) == (3, 3)
-    assert [page.locator(f".plot[data-metric='eval/verifier/accuracy'] {part}").count() for part in ("path.line", "text.axis")] == [3, 2]
+    assert [
+        page.locator(f".plot[data-metric='eval/verifier/accuracy'] {part}").count()
+        for part in ("path.line", "text.axis")
+    ] == [3, 2]
     for words, count in (("seed=1", 1), ("seed=", 3), ("WORDS", 1), ("words seed=1", 0)):
         page.fill("#text", words)
         assert page.locator("#rows tr input").count() == count
@@ -98,10 +103,20 @@ def test_hostile_texts_do_nothing(opened: Callable[..., Any], served: tuple[str,
     address, folder = served
     for text in (HOSTILE[1], HOSTILE[2], HOSTILE[3]):
         hostile = graph_run(folder / text.replace("/", "|"), [words_episode(one, HOSTILE) for one in HOSTILE])
-        keys = {"name": HOSTILE[0], "protocol": {"name": HOSTILE[1]}, "seed": HOSTILE[4], HOSTILE[6]: {HOSTILE[2]: HOSTILE[3]}}
+        keys = {
+            "name": HOSTILE[0],
+            "protocol": {"name": HOSTILE[1]},
+            "seed": HOSTILE[4],
+            HOSTILE[6]: {HOSTILE[2]: HOSTILE[3]},
+        }
         (hostile / "config.yaml").write_text(yaml.safe_dump({**keys, "iterations": 3}))
         with (hostile / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"iteration": 13, "version": 1, **dict.fromkeys(HOSTILE, 1.0), "eval/verifier/accuracy": 0.5}) + "\n")
+            file.write(
+                json.dumps(
+                    {"iteration": 13, "version": 1, **dict.fromkeys(HOSTILE, 1.0), "eval/verifier/accuracy": 0.5}
+                )
+                + "\n"
+            )
     page = opened(address)
     page.locator("#rows tr").nth(5).wait_for()
     page.click("#pick")
@@ -122,13 +137,17 @@ def test_hostile_texts_do_nothing(opened: Callable[..., Any], served: tuple[str,
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_passes_the_accessibility_checker(opened: Callable[..., Any], axe: str, served: tuple[str, Path], dark: bool) -> None:
+def test_it_passes_the_accessibility_checker(
+    opened: Callable[..., Any], axe: str, served: tuple[str, Path], dark: bool
+) -> None:
     page = opened(served[0], dark=dark)
     page.locator(".beside article").first.wait_for()
     page.locator(".plot path.line").first.wait_for()
     page.evaluate(axe)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-    assert [f"{one['id']}: {one['nodes'][0]['html'][:200]}: {one['nodes'][0]['failureSummary'][:300]}" for one in found] == []
+    assert [
+        f"{one['id']}: {one['nodes'][0]['html'][:200]}: {one['nodes'][0]['failureSummary'][:300]}" for one in found
+    ] == []
 
 
 def test_on_a_phone_nothing_sticks_out(opened: Callable[..., Any], served: tuple[str, Path]) -> None:

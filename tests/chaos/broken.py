@@ -1,8 +1,8 @@
 """Plugins that break a run on purpose, in one kind of process, at one moment.
 
 Decisions that matter here:
-- they are what a user's own plugin could be: a scenario that breaks when it is asked what an agent sees. Nothing of nip_ray is replaced,
-  and the processes that break are Ray's;
+- they are what a user's own plugin could be: a scenario that breaks when it is asked what an agent sees. Nothing of
+  nip_ray is replaced, and the processes that break are Ray's;
 - each leaves the file that the test looks for, so that no test passes because nothing broke.
 """
 
@@ -59,11 +59,14 @@ DIES = "os.kill(os.getpid(), signal.SIGKILL)"
 HANGS_ONCE = "time.sleep(0 if before else 600)"
 HANGS = "time.sleep(600)"
 STOPS_ONCE = "before or os.kill(os.getpid(), signal.SIGSTOP)"
-STOPS_HALF_A_MINUTE = """before or subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 30; kill -CONT {os.getpid()}"])"""
+STOPS_HALF_A_MINUTE = (
+    """before or subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 30; kill -CONT {os.getpid()}"])"""
+)
 
 
 def damage_and_die(checkpoints: str) -> str:
-    """Once, when there are two checkpoints in that folder (a pattern, from the plugin's own folder): damage the newer one, and die."""
+    """Once, when there are two checkpoints in that folder (a pattern, from the plugin's own folder): damage the newer
+    one, and die."""
     return f"""
     found = sorted(path for path in STRUCK.parent.glob({checkpoints + "/0*"!r}))
     done = STRUCK.with_name("damaged")
@@ -75,8 +78,8 @@ def damage_and_die(checkpoints: str) -> str:
 
 
 def write_plugin(folder: Path, process: str, moment: int, deed: str) -> tuple[Path, Path]:
-    """A plugin in `folder` that does `deed` in every process of that kind: when it is built (moment 0), or from its so manieth share or
-    update on. Returns it, and the file that has one letter for every time that it struck.
+    """A plugin in `folder` that does `deed` in every process of that kind: when it is built (moment 0), or from its so
+    manieth share or update on. Returns it, and the file that has one letter for every time that it struck.
     """
     plugin, struck = folder / "broken_game.py", folder / "struck"
     plugin.write_text(_TEXT.format(struck=str(struck), process=process, moment=moment, deed=deed))

@@ -1,12 +1,13 @@
-"""Disturbed runs on a cluster of several nodes on this machine, beside undisturbed ones; prints what came of each as a line of JSON.
+"""Disturbed runs on a cluster of several nodes on this machine, beside undisturbed ones; prints what came of each as a
+line of JSON.
 
     python -m tests.chaos.driver FOLDER SEED CASE [CASE ...]
 
 Runs in a process of its own, because a test session has one Ray and this needs a cluster.
 
 Decisions that matter here:
-- processes are killed with SIGKILL, nodes with everything on them, at a moment that is drawn from the seed: so long after so many
-  iterations were begun;
+- processes are killed with SIGKILL, nodes with everything on them, at a moment that is drawn from the seed: so long
+  after so many iterations were begun;
 - undisturbed runs are single runs in this process, for sweeps too: a trial's numbers are those of a single run;
 - what was lost is counted by iterations that were begun (`watch.py`), not guessed from the numbers of the end;
 - the head node has no CPUs: everything that can be lost is on a worker node, and what is left of the cluster is enough.
@@ -60,7 +61,10 @@ WAIT_S = 150.0
 
 def config(num_env_runners: int = 0, num_learners: int = 0, **changes: Any) -> dict[str, Any]:
     """The experiment with so many workers."""
-    workers = {"play": {**CONFIG["play"], "num_env_runners": num_env_runners}, "learners": {"num_learners": num_learners}}
+    workers = {
+        "play": {**CONFIG["play"], "num_env_runners": num_env_runners},
+        "learners": {"num_learners": num_learners},
+    }
     return {**CONFIG, **workers, **changes}
 
 
@@ -72,12 +76,15 @@ def sweep(workers: tuple[int, int]) -> dict[str, Any]:
 def figures(run_dir: Path) -> list[dict[str, Any]]:
     """Rows without what depends on the clock."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time/") and not key.endswith("_per_s")} for row in rows]
+    return [
+        {key: value for key, value in row.items() if not key.startswith("time/") and not key.endswith("_per_s")}
+        for row in rows
+    ]
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    """All tensors and numbers of the newest checkpoint, by their place in it. The file itself may differ: pickles name equal strings once
-    where they are one object.
+    """All tensors and numbers of the newest checkpoint, by their place in it. The file itself may differ: pickles name
+    equal strings once where they are one object.
     """
 
     def leaves(place: str, value: Any) -> dict[str, bytes]:
@@ -123,7 +130,8 @@ def lose_node(cluster: Cluster, dice: random.Random, kinds: tuple[str, ...]) -> 
 
 
 class Blow:
-    """Strikes once, in a thread, at a moment drawn by `dice` of what goes on in `folder`; `told` then has what it did."""
+    """Strikes once, in a thread, at a moment drawn by `dice` of what goes on in `folder`; `told` then has what it
+    did."""
 
     def __init__(self, folder: Path, dice: random.Random, strike: Callable[[], str], runs: int = 1) -> None:
         self.folder, self.strike, self.told = folder, strike, dict[str, Any]()
@@ -195,7 +203,10 @@ class Stage:
 
     def trials(self, calm: list[list[dict[str, Any]]]) -> dict[Path, list[dict[str, Any]]]:
         """The run folders of a sweep's trials, by seed."""
-        folders = {yaml.safe_load((path / "config.yaml").read_text())["seed"]: path for path in (self.place / "trials").iterdir()}
+        folders = {
+            yaml.safe_load((path / "config.yaml").read_text())["seed"]: path
+            for path in (self.place / "trials").iterdir()
+        }
         return {folders[seed]: rows for seed, rows in zip(SEEDS, calm, strict=True)}
 
     def kill_train(self) -> dict[str, Any]:
@@ -231,7 +242,9 @@ class Stage:
     def nip_ray(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The command line, in a process of its own, on this cluster."""
         command = [sys.executable, "-c", "from nip_ray.cli import main; main()", *arguments]
-        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "RAY_ADDRESS": str(self.cluster.address)}, stdout=sys.stderr)
+        return subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, "RAY_ADDRESS": str(self.cluster.address)}, stdout=sys.stderr
+        )
 
 
 CASES: dict[str, Callable[[Stage], dict[str, Any]]] = {

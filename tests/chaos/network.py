@@ -3,11 +3,12 @@
     python -m tests.chaos.network SEED [SEED ...]     # a case each; "0-99" is a range
 
 Decisions that matter here:
-- the seed draws the case: what runs, which RPC, and how it fails. Ray draws which calls fail, in every process from a seed of its own that
-  nobody can set: a replay repeats the case, not the moments;
-- faults are Ray's own (`RAY_testing_rpc_failure`, `RAY_testing_asio_delay_us`), set before Ray starts, in a process and a Ray of its own;
-- Ray's logs name every call that it failed. A case in which none failed proves nothing and counts as failed, but for delays, of which
-  nothing is logged: there, a call to an actor, before the run, must have taken as long as the delay.
+- the seed draws the case: what runs, which RPC, and how it fails. Ray draws which calls fail, in every process from a
+  seed of its own that nobody can set: a replay repeats the case, not the moments;
+- faults are Ray's own (`RAY_testing_rpc_failure`, `RAY_testing_asio_delay_us`), set before Ray starts, in a process and
+  a Ray of its own;
+- Ray's logs name every call that it failed. A case in which none failed proves nothing and counts as failed, but for
+  delays, of which nothing is logged: there, a call to an actor, before the run, must have taken as long as the delay.
 """
 
 import json
@@ -36,7 +37,8 @@ from tests.chaos.driver import ROOT, config, figures, weights
 from tests.text import cooperation
 
 RUNS = {"play": (2, 0), "learning": (0, 2), "sweep": (0, 0), "text": (0, 0)}
-"""What runs -> env runners, learners. A sweep has two trials, language agents (whose replies are drawn) two rollout workers."""
+"""What runs -> env runners, learners. A sweep has two trials, language agents (whose replies are drawn) two rollout
+workers."""
 KINDS = {"request": "req", "reply": "resp", "in flight": "in_flight"}
 """How a call fails -> Ray's name of it."""
 GCS = "ray::rpc::{}GcsService.grpc_client.{}"
@@ -81,7 +83,13 @@ def draw(seed: int) -> Case:
 
 def run(runs: str, folder: Path, temporary: Path) -> None:
     """In a process of its own: the run, on a Ray of its own."""
-    ray.init(num_cpus=4, _temp_dir=str(temporary), object_store_memory=80 << 20, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(
+        num_cpus=4,
+        _temp_dir=str(temporary),
+        object_store_memory=80 << 20,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
     actor: Any = ray.remote(Counter).options(num_cpus=0).remote()  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     ray.get(actor.total.remote())  # it is there
     began = time.monotonic()
@@ -133,7 +141,10 @@ def results(runs: str, folder: Path) -> dict[str, Any]:
     for path in sorted((folder / "trials").iterdir()) if runs == "sweep" else [folder]:
         if path.is_dir():
             said = {file.name: file.read_bytes() for file in sorted((path / "rollouts").glob("*"))}
-            found |= {f"{path.name} rows": figures(path), f"{path.name} weights": said if runs == "text" else weights(path)}
+            found |= {
+                f"{path.name} rows": figures(path),
+                f"{path.name} weights": said if runs == "text" else weights(path),
+            }
     assert len(found) == (4 if runs == "sweep" else 2)
     return {key.replace(folder.name, "run"): value for key, value in found.items()}
 

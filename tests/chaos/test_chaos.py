@@ -1,4 +1,5 @@
-"""Whatever is killed, the run ends, repeats at most one iteration, and gives the numbers of a run that nothing happened to."""
+"""Whatever is killed, the run ends, repeats at most one iteration, and gives the numbers of a run that nothing happened
+to."""
 
 import json
 import os
@@ -20,7 +21,9 @@ def outcomes(folder: Path, seed: int) -> dict[str, Any]:
     """What came of all cases, played on one cluster by a process of its own."""
     command = [sys.executable, "-m", "tests.chaos.driver", str(folder), str(seed), *LOST]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         out, err = process.communicate(timeout=200 * len(LOST))
     finally:

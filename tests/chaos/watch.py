@@ -1,4 +1,5 @@
-"""A plugin that writes down each iteration that is begun, in the run's folder: so it can be counted what was done twice."""
+"""A plugin that writes down each iteration that is begun, in the run's folder: so it can be counted what was done
+twice."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""The doctor, on real folders, files, sockets and processes; what a machine does not have on demand (GPUs, little memory) is numbers."""
+"""The doctor, on real folders, files, sockets and processes; what a machine does not have on demand (GPUs, little
+memory) is numbers."""
 
 import json
 import os
@@ -84,7 +85,9 @@ def distribution(folder: Path, name: str, version: str, *lines: str) -> None:
     """Metadata of an installed distribution, as pip would write it."""
     about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir(parents=True)
-    (about / "METADATA").write_text("\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *lines, ""]))
+    (about / "METADATA").write_text(
+        "\n".join(["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}", *lines, ""])
+    )
 
 
 def test_a_distribution_outside_its_range_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +99,14 @@ def test_a_distribution_outside_its_range_is_a_problem(tmp_path: Path, monkeypat
     assert found.mend.startswith("pip install 'numpy")
 
 
-def test_what_is_required_and_missing_is_a_problem_and_so_is_an_extra_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = ["Requires-Dist: no-such-thing>=2", "Requires-Dist: with-parts[part]>=1", 'Requires-Dist: only-there; extra == "wings"']
+def test_what_is_required_and_missing_is_a_problem_and_so_is_an_extra_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = [
+        "Requires-Dist: no-such-thing>=2",
+        "Requires-Dist: with-parts[part]>=1",
+        'Requires-Dist: only-there; extra == "wings"',
+    ]
     distribution(tmp_path, "nip_ray", "0.1.0", "Requires-Python: >=3.11", "Provides-Extra: wings", *needs)
     distribution(tmp_path, "with-parts", "1.5", "Provides-Extra: part", 'Requires-Dist: missing-part; extra == "part"')
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -117,7 +126,9 @@ def test_a_ray_or_torch_that_cannot_be_imported_is_a_problem(tmp_path: Path) -> 
     source = "from nip_ray.cluster.doctor import CHECKS, findings\n"
     source += "print([(f.status, f.what) for n in ('ray', 'torch') for f in findings(n, CHECKS[n])])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.count("problem") == 2
     assert done.stdout.count("libbroken.so") == 2
 
@@ -137,7 +148,9 @@ def test_a_file_in_the_way_of_runs_is_a_problem(tmp_path: Path, where: str) -> N
     assert everything_below(tmp_path) == {tmp_path / "file"}
 
 
-def test_a_full_disk_is_a_problem_and_an_almost_full_one_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_problem_and_an_almost_full_one_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "EASY_DISK", 1 << 80)
     assert [finding.status for finding in storage(tmp_path)] == ["note"]
     monkeypatch.setattr(doctor, "LEAST_DISK", 1 << 80)
@@ -160,17 +173,24 @@ def test_little_memory_is_a_note_and_next_to_none_a_problem(monkeypatch: pytest.
         assert [finding.status for finding in check("memory")] == [status]
 
 
-def test_whether_programs_can_be_isolated_is_tried_and_never_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_programs_can_be_isolated_is_tried_and_never_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (found,) = check("sandbox")
     assert found.status == "note"
-    assert "none works here: bwrap is not on the PATH; docker is not on the PATH; podman is not on the PATH" in found.what
+    assert (
+        "none works here: bwrap is not on the PATH; docker is not on the PATH; podman is not on the PATH" in found.what
+    )
     assert "bubblewrap" in found.mend
     (tmp_path / "podman").write_text("#!/bin/sh\necho 42\n")
     (tmp_path / "podman").chmod(0o755)
     engines._working.cache_clear()
     (found,) = check("sandbox")
-    assert (found.status, found.what) == ("ok", "programs of models and strangers run isolated, by podman; trusted ones under limits")
+    assert (found.status, found.what) == (
+        "ok",
+        "programs of models and strangers run isolated, by podman; trusted ones under limits",
+    )
 
 
 def test_limits_of_control_groups_are_read_at_every_level(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The doctor on who may use a Ray, and whom it listens to: tokens, clusters, ports. With real files, sockets and processes."""
+"""The doctor on who may use a Ray, and whom it listens to: tokens, clusters, ports. With real files, sockets and
+processes."""
 
 import contextlib
 import os
@@ -48,7 +49,9 @@ def test_without_a_token_a_home_that_can_be_written_is_fine_and_stays_empty(home
     assert not everything_below(home)
 
 
-def test_a_home_that_takes_no_token_is_a_problem_unless_tokens_are_off(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_takes_no_token_is_a_problem_unless_tokens_are_off(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home / "file").write_text("")
     monkeypatch.setenv("HOME", str(home / "file"))
     assert [finding.status for finding in check("token")] == ["problem"]
@@ -57,7 +60,9 @@ def test_a_home_that_takes_no_token_is_a_problem_unless_tokens_are_off(home: Pat
 
 
 @pytest.mark.parametrize("content", [None, ""])
-def test_a_named_token_file_without_a_token_is_a_problem(home: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
+def test_a_named_token_file_without_a_token_is_a_problem(
+    home: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
     path = home / "named"
     if content is not None:
         path.write_text(content)
@@ -73,7 +78,9 @@ def test_a_named_token_file_without_a_token_is_a_problem(home: Path, monkeypatch
         ("token", "127.0.0.1:6379", ["problem"], ["ok"]),
     ],
 )
-def test_modes(home: Path, monkeypatch: pytest.MonkeyPatch, mode: str, address: str, without: list[str], with_token: list[str]) -> None:
+def test_modes(
+    home: Path, monkeypatch: pytest.MonkeyPatch, mode: str, address: str, without: list[str], with_token: list[str]
+) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert [finding.status for finding in check("token")] == without
@@ -92,7 +99,9 @@ def closed_port() -> int:
         return port
 
 
-def test_a_cluster_that_is_not_there_is_a_problem_and_one_that_answers_is_not(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_is_not_there_is_a_problem_and_one_that_answers_is_not(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port()}")
     [found] = check("cluster")
     assert found.status == "problem"
@@ -114,9 +123,12 @@ def test_a_cluster_elsewhere_without_tokens_is_a_problem(home: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "address", ["http://127.0.0.1:8265", "nowhere", "host:", "host:port", "a:b:1", "me:pass@host:1", "pass@host:1", "host:99999"]
+    "address",
+    ["http://127.0.0.1:8265", "nowhere", "host:", "host:port", "a:b:1", "me:pass@host:1", "pass@host:1", "host:99999"],
 )
-def test_an_address_of_another_form_is_a_problem_and_is_not_repeated(home: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+def test_an_address_of_another_form_is_a_problem_and_is_not_repeated(
+    home: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     [found] = check("cluster")
     assert found.status == "problem"

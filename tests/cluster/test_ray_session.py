@@ -75,9 +75,12 @@ def test_a_token_that_others_can_read_is_mended_and_stays_the_same(home: Path) -
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "mine"), ("RAY_AUTH_TOKEN_PATH", "/somewhere/token")]
+    ("name", "value"),
+    [("RAY_AUTH_MODE", "disabled"), ("RAY_AUTH_TOKEN", "mine"), ("RAY_AUTH_TOKEN_PATH", "/somewhere/token")],
 )
-def test_who_says_how_to_authenticate_gets_no_file(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_who_says_how_to_authenticate_gets_no_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv(name, value)
     secure_token()
     assert not list(home.iterdir())
@@ -94,7 +97,8 @@ def test_an_empty_token_is_none_as_for_ray(home: Path, monkeypatch: pytest.Monke
 def test_a_home_that_cannot_be_written_is_one_line(home: Path) -> None:
     (home / ".ray").write_text("a file where a folder must be")
     with pytest.raises(
-        UserError, match=r"auth_token: Ray's token cannot be kept there .*; mend it, or give a token by RAY_AUTH_TOKEN_PATH"
+        UserError,
+        match=r"auth_token: Ray's token cannot be kept there .*; mend it, or give a token by RAY_AUTH_TOKEN_PATH",
     ):
         secure_token()
 
@@ -102,7 +106,9 @@ def test_a_home_that_cannot_be_written_is_one_line(home: Path) -> None:
 def test_many_processes_agree_on_one_token(home: Path) -> None:
     source = "import pathlib; from nip_ray.cluster.ray_session import secure_token; secure_token(); "
     source += "print((pathlib.Path.home() / '.ray' / 'auth_token').read_text())"
-    started = [subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(6)
+    ]
     try:
         tokens = {process.communicate(timeout=240)[0].strip() for process in started}
     finally:
@@ -115,7 +121,9 @@ def test_many_processes_agree_on_one_token(home: Path) -> None:
 
 def local_ray(**changes: str) -> subprocess.CompletedProcess[str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_A")} | changes
-    return subprocess.run([sys.executable, "-c", LOCAL], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", LOCAL], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.slow

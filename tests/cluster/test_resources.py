@@ -29,10 +29,26 @@ def test_what_fits_lacks_nothing() -> None:
 @pytest.mark.parametrize(
     ("bundles", "nodes", "said"),
     [
-        ([ONE] * 64 + [{"CPU": 2, "GPU": 1}], [{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}], ("66 CPU and 1 GPU are", "6 of 65 processes fit")),
-        ([{"CPU": 6}], [{"CPU": 4.0}, {"CPU": 4.0}], ("one process asks for 6 CPU, and the largest node has 4 CPU; lower ",)),
-        ([{"CPU": 3}] * 3, [{"CPU": 5.0}, {"CPU": 5.0}], ("its nodes have 5 CPU, 5 CPU", "2 of 3 processes fit; lower ")),
-        ([{"CPU": 1, "GPU": 1}] * 2, [{"CPU": 8.0, "GPU": 1.0}], ("1 of 2 processes fit", "lower the GPUs for each env runner")),
+        (
+            [ONE] * 64 + [{"CPU": 2, "GPU": 1}],
+            [{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}],
+            ("66 CPU and 1 GPU are", "6 of 65 processes fit"),
+        ),
+        (
+            [{"CPU": 6}],
+            [{"CPU": 4.0}, {"CPU": 4.0}],
+            ("one process asks for 6 CPU, and the largest node has 4 CPU; lower ",),
+        ),
+        (
+            [{"CPU": 3}] * 3,
+            [{"CPU": 5.0}, {"CPU": 5.0}],
+            ("its nodes have 5 CPU, 5 CPU", "2 of 3 processes fit; lower "),
+        ),
+        (
+            [{"CPU": 1, "GPU": 1}] * 2,
+            [{"CPU": 8.0, "GPU": 1.0}],
+            ("1 of 2 processes fit", "lower the GPUs for each env runner"),
+        ),
     ],
     ids=["too few", "one too large", "pieces too small", "GPUs"],
 )
@@ -66,7 +82,12 @@ def test_it_refuses_exactly_what_no_placement_holds(seed: int) -> None:
 
 
 def test_bundles_are_those_of_the_config() -> None:
-    workers = ("play.num_env_runners=2", "play.num_cpus_per_env_runner=0.5", "learners.num_learners=1", "learners.num_gpus_per_learner=1")
+    workers = (
+        "play.num_env_runners=2",
+        "play.num_cpus_per_env_runner=0.5",
+        "learners.num_learners=1",
+        "learners.num_gpus_per_learner=1",
+    )
     config = small(*workers, "runtime.num_cpus=2", base=MESSAGES)
     assert isinstance(config, ExperimentConfig)
     assert worker_bundles(config) == [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1, "GPU": 1}]
@@ -79,19 +100,25 @@ def test_a_run_that_can_never_be_placed_is_refused_at_once(ray_session: None, tm
         run_experiment(small("play.num_env_runners=64", base=MESSAGES), tmp_path / "run", quiet=True)
     assert time.monotonic() - began < 20  # imports, most of it
     said = str(refused.value)
-    assert said.startswith("the cluster is too small for this config: it has 4 CPU in all, and 64 CPU are asked for (64 x 1 CPU)")
+    assert said.startswith(
+        "the cluster is too small for this config: it has 4 CPU in all, and 64 CPU are asked for (64 x 1 CPU)"
+    )
     assert "4 of 64 processes fit; lower play.num_env_runners" in said
     assert "\n" not in said
 
 
-def test_it_is_refused_before_bodies_are_pretrained(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_refused_before_bodies_are_pretrained(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pretraining, "pretrain", lambda *_: pytest.fail("pretrained"))
     workers = ("learners.num_learners=4", "learners.num_gpus_per_learner=1", "pretraining.agents=[prover]")
     with pytest.raises(UserError, match="too small"):
         run_experiment(small(*workers), tmp_path / "run", quiet=True)
 
 
-def test_more_workers_than_cores_are_told_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_workers_than_cores_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(ray_session, "start_ray", lambda *_: True)
     for workers in (1, 640):
         start_ray(small(f"play.num_env_runners={workers}", "runtime.autoscaling=true", base=MESSAGES))

@@ -30,7 +30,8 @@ def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hostile(path: Path, unknown_scenario: bool = False, plain: bool = True) -> tuple[Path, Path]:
-    """(a run folder that names a plugin, what that leaves when it is run). plain: without the run's own first line and checksum."""
+    """(a run folder that names a plugin, what that leaves when it is run). plain: without the run's own first line and
+    checksum."""
     path.mkdir()
     ran = path / "ran"
     (path / "pwn.py").write_text(f"open({str(ran)!r}, 'w')\n")
@@ -50,7 +51,15 @@ def hostile(path: Path, unknown_scenario: bool = False, plain: bool = True) -> t
 @pytest.mark.parametrize("unknown_scenario", [False, True])
 @pytest.mark.parametrize(
     "verb",
-    [["evaluate"], ["resume"], ["export", "hf", "--out", "out"], ["export", "inspect"], ["judge"], ["train", "--dry-run"], ["cross-play"]],
+    [
+        ["evaluate"],
+        ["resume"],
+        ["export", "hf", "--out", "out"],
+        ["export", "inspect"],
+        ["judge"],
+        ["train", "--dry-run"],
+        ["cross-play"],
+    ],
     ids=lambda verb: verb[0] if len(verb) == 1 else verb[1],
 )
 def test_no_verb_imports_what_a_copied_folder_names(
@@ -67,7 +76,9 @@ def test_no_verb_imports_what_a_copied_folder_names(
     assert not ran.exists()
 
 
-def test_export_hf_imports_nothing_before_the_folder_is_known_to_be_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_hf_imports_nothing_before_the_folder_is_known_to_be_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, ran = hostile(tmp_path / "copied")
     monkeypatch.setenv(TRUST, "1")
     with pytest.raises(UserError, match="no checkpoint to export"):
@@ -118,11 +129,16 @@ def test_a_stored_config_is_a_runs_whatever_it_is_called(tmp_path: Path) -> None
 
 
 def test_environments_of_runner_files_are_code(tmp_path: Path) -> None:
-    runner: dict[str, Any] = {"environment": {"name": "gymnasium", "id": "pwn:Env-v0"}, "learners": [{"algorithm": {"name": "ppo"}}]}
+    runner: dict[str, Any] = {
+        "environment": {"name": "gymnasium", "id": "pwn:Env-v0"},
+        "learners": [{"algorithm": {"name": "ppo"}}],
+    }
     assert code_in(runner) == ["pwn"]
     folder = tmp_path / "copied"
     folder.mkdir()
-    (folder / "config.yaml").write_text("environment: {name: gymnasium, id: 'pwn:Env-v0'}\nlearners: [{algorithm: {name: ppo}}]\n")
+    (folder / "config.yaml").write_text(
+        "environment: {name: gymnasium, id: 'pwn:Env-v0'}\nlearners: [{algorithm: {name: ppo}}]\n"
+    )
     with pytest.raises(UserError, match=r"names code to import \(pwn\)"):
         load_runner(folder)
     with pytest.raises(UserError, match=r"names code to import \(pwn\)"):

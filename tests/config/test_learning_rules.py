@@ -70,7 +70,11 @@ SEQUENCE = "algorithm.stackelberg_sequence"
 ILLEGAL: list[tuple[Data, str, str]] = [
     # algorithms
     (learning("reinforce", clip_value=0.0), "algorithm.clip_value", "> 0, true (clip_epsilon) or false"),
-    (learning("ppo", adaptive_lr=True, anneal_lr=True), "algorithm.adaptive_lr", "anneal_lr sets the learning rate too"),
+    (
+        learning("ppo", adaptive_lr=True, anneal_lr=True),
+        "algorithm.adaptive_lr",
+        "anneal_lr sets the learning rate too",
+    ),
     (
         learning("ppo", adaptive_lr=True, adaptive_lr_min=0.1, adaptive_lr_max=0.01),
         "algorithm.adaptive_lr_min",
@@ -88,15 +92,31 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (learning("stackelberg", variant="spg", mutual=True), "algorithm.mutual", "spg needs leaders and followers"),
     # solo
     (learning("solo", agent="provr"), "algorithm.agent", "got provr, did you mean prover?"),
-    (learning("solo") | agents(verifier=RANDOM), "algorithm.agent", "verifier is random (scenario.agents.verifier.kind)"),
-    (learning("solo") | agents(verifier=FROZEN), "algorithm.agent", "scenario.agents.verifier.agent_lr_factor.actor is 0"),
+    (
+        learning("solo") | agents(verifier=RANDOM),
+        "algorithm.agent",
+        "verifier is random (scenario.agents.verifier.kind)",
+    ),
+    (
+        learning("solo") | agents(verifier=FROZEN),
+        "algorithm.agent",
+        "scenario.agents.verifier.agent_lr_factor.actor is 0",
+    ),
     (learning("solo", minibatch_size=257), "algorithm.minibatch_size", "256 frames"),
     (learning("solo") | {"play": {"num_env_runners": 2}}, "play.num_env_runners", "plays with nobody, set it to 0"),
     (KUHN | learning("solo", agent="player0"), "algorithm.name", "no labels to learn from"),
     (learning("solo") | schedules(prover=CONTIGUOUS), "schedules.prover", "verifier learns alone"),
     (learning("solo") | pretrained("verifier"), "pretraining.agents", "learns the labels itself"),
-    (learning("ppo", agents={"provr": {"entropy_coefficient": 0.1}}), "algorithm.agents.provr", "no agent of nip, did you mean prover?"),
-    (learning("ppo", agents={"prover": {"entropy_coefficient": 0.1}}) | agents(prover=RANDOM), "algorithm.agents.prover", "never learns"),
+    (
+        learning("ppo", agents={"provr": {"entropy_coefficient": 0.1}}),
+        "algorithm.agents.provr",
+        "no agent of nip, did you mean prover?",
+    ),
+    (
+        learning("ppo", agents={"prover": {"entropy_coefficient": 0.1}}) | agents(prover=RANDOM),
+        "algorithm.agents.prover",
+        "never learns",
+    ),
     # deep Q-learning
     (dqn(evaluation={"sampled": True}), "evaluation.sampled", "dqn values moves"),
     (dqn(play={"num_copies": 128}), "play.num_copies", "dqn has no use for it"),
@@ -108,9 +128,21 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "algorithm.trained_roles",
         "player0 has nothing to learn",
     ),
-    (dqn(algorithm={"roles": {"player0": {"batch_size": 2}}}, learners={"num_learners": 3}), "algorithm.roles.player0.batch_size", "got 2"),
-    (dqn(algorithm={"roles": {"_default": {"steps_between_rollouts": 1001}}}), f"{DEFAULT_ROLE}.steps_between_rollouts", "got 1001"),
-    (dqn(algorithm={"roles": {"player0": {"lr": {"kind": "inverse"}}}}), "algorithm.roles.player0.lr.rate", "missing, a schedule"),
+    (
+        dqn(algorithm={"roles": {"player0": {"batch_size": 2}}}, learners={"num_learners": 3}),
+        "algorithm.roles.player0.batch_size",
+        "got 2",
+    ),
+    (
+        dqn(algorithm={"roles": {"_default": {"steps_between_rollouts": 1001}}}),
+        f"{DEFAULT_ROLE}.steps_between_rollouts",
+        "got 1001",
+    ),
+    (
+        dqn(algorithm={"roles": {"player0": {"lr": {"kind": "inverse"}}}}),
+        "algorithm.roles.player0.lr.rate",
+        "missing, a schedule",
+    ),
     (NIP_DQN, "algorithm.trained_roles", "dqn is for agents whose turn is one symbol, and verifier decides"),
     (NIP_DQN | MESSAGE_GAME, "algorithm.trained_roles", "verifier decides"),
     (
@@ -120,24 +152,44 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     ),
     # schedules
     (schedules(provr=ALTERNATING), "schedules.provr", "no agent of nip, did you mean prover?"),
-    (schedules(prover={"kind": "contiguous", "start": 1, "stop": 2}), "schedules.prover.period", "needs period, start, stop"),
+    (
+        schedules(prover={"kind": "contiguous", "start": 1, "stop": 2}),
+        "schedules.prover.period",
+        "needs period, start, stop",
+    ),
     (schedules(prover={"kind": "alternating", "period": 3}), "schedules.prover.first_agent_num_rounds", "missing"),
     (schedules(prover={**CONTIGUOUS, "start": 3}), "schedules.prover.stop", "got 3, but start is 3"),
     (schedules(prover={**CONTIGUOUS, "stop": 5}), "schedules.prover.stop", "more than the period of 4"),
     (schedules(prover={**ALTERNATING, "first_agent_num_rounds": 0}), "schedules.prover", "would never learn"),
-    (schedules(prover={**ALTERNATING, "first_agent_num_rounds": 4, "first_agent": False}), "schedules.prover", "would never learn"),
+    (
+        schedules(prover={**ALTERNATING, "first_agent_num_rounds": 4, "first_agent": False}),
+        "schedules.prover",
+        "would never learn",
+    ),
     (schedules(prover=CONTIGUOUS) | {"iterations": 1}, "schedules.prover", "would never learn within 1 iterations"),
     (schedules(prover=CONTIGUOUS) | agents(prover=RANDOM), "schedules.prover", "never learns, whatever its schedule"),
     # opponents from the past
     (past() | learning("solo"), "opponents", "not available with solo"),
     (past() | learning("stackelberg"), "opponents", "use ppo or reinforce"),
-    (past() | {"protocol": {"name": "nip", "zero_knowledge": True}}, "opponents", "not available under protocol.zero_knowledge"),
+    (
+        past() | {"protocol": {"name": "nip", "zero_knowledge": True}},
+        "opponents",
+        "not available under protocol.zero_knowledge",
+    ),
     (past(priority="even"), "opponents.priority", "counts with sampling prioritised only"),
-    (past(sampling="prioritised", priority="even", priority_exponent=3), "opponents.priority_exponent", "priority hard only"),
+    (
+        past(sampling="prioritised", priority="even", priority_exponent=3),
+        "opponents.priority_exponent",
+        "priority hard only",
+    ),
     (past(every=50) | {"iterations": 50}, "opponents.every", "none is met within 50 iterations"),
     (past(agents=["provr"]), "opponents.agents", "provr is no agent of nip, did you mean prover?"),
     (past(agents=["prover"]) | DEBATE | agents(prover0=FROZEN), "opponents.agents", "prover is no agent of debate"),
-    (past(agents=["prover0"]) | DEBATE | agents(prover0=FROZEN), "opponents.agents", "prover0 does not learn (scenario.agents.prover0)"),
+    (
+        past(agents=["prover0"]) | DEBATE | agents(prover0=FROZEN),
+        "opponents.agents",
+        "prover0 does not learn (scenario.agents.prover0)",
+    ),
     (past(agents=["prover", "prover"]), "opponents.agents", "prover is named 2 times"),
     (past() | agents(prover=RANDOM), "opponents", "only verifier learns"),
     (past(draws=30), "opponents.latest", "leaves 51 of 256 copies for 60 opponents"),
@@ -150,31 +202,63 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (searching() | {"scenario": {"linear_symbols": 2}}, "search", "scenario.linear_symbols is 2"),
     (searching(agents=["provr"]), "search.agents", "provr is no agent of nip, did you mean prover?"),
     (searching(agents=["verifier"]), "search.agents", "verifier is no prover, expected some of prover"),
-    (searching(agents=["prover"]) | agents(prover=FROZEN), "search.agents", "prover never learns (scenario.agents.prover)"),
+    (
+        searching(agents=["prover"]) | agents(prover=FROZEN),
+        "search.agents",
+        "prover never learns (scenario.agents.prover)",
+    ),
     (searching() | agents(prover=RANDOM), "search", "no prover learns"),
     (searching(agents=["prover", "prover"]), "search.agents", "prover is named 2 times"),
     (searching() | {"protocol": {"name": "judge_panel", "panel_rule": "mean"}}, "search", "panel judges by the mean"),
     (searching() | {"protocol": {"name": "judge_panel", "max_rounds": 6}}, "search", "votes in several rounds"),
     (searching() | FORCED, "search", "verdicts are forced"),
-    (searching() | {"protocol": {"name": "nip", "payoff": {"prover": {"turns": {"prover": -0.1}}}}}, "search", "more than a table"),
-    (searching() | {"protocol": {"name": "nip", "shared_reward": True, "verifier_scoring": "brier"}}, "search", "score of the verdict"),
+    (
+        searching() | {"protocol": {"name": "nip", "payoff": {"prover": {"turns": {"prover": -0.1}}}}},
+        "search",
+        "more than a table",
+    ),
+    (
+        searching() | {"protocol": {"name": "nip", "shared_reward": True, "verifier_scoring": "brier"}},
+        "search",
+        "score of the verdict",
+    ),
     (learning("ppo", verdict_gradient="label") | FORCED, "algorithm.verdict_gradient", "protocol.force_guess decides"),
     (learning("stackelberg", verdict_gradient="expected"), "algorithm.verdict_gradient", "use ppo or reinforce"),
     (KUHN | learning("ppo", verdict_gradient="label"), "algorithm.verdict_gradient", "kuhn_poker has no verdicts"),
     # first weights
     (weights(provr={"run_dir": "RUN"}), "initial_weights.provr", "did you mean prover?"),
-    (weights(prover={"run_dir": "RUN"}) | agents(prover=RANDOM), "initial_weights.prover", "is random (scenario.agents.prover.kind)"),
+    (
+        weights(prover={"run_dir": "RUN"}) | agents(prover=RANDOM),
+        "initial_weights.prover",
+        "is random (scenario.agents.prover.kind)",
+    ),
     (weights(prover={}), "initial_weights.prover.run_dir", "missing, name the folder"),
     (weights(prover={"run_dir": "/no/such/run"}), "initial_weights.prover.run_dir", "/no/such/run: no run here"),
     (weights(prover={"run_dir": "UNTRAINED"}), "initial_weights.prover.run_dir", "no checkpoint yet"),
-    (weights(prover={"run_dir": "RUN", "checkpoint": 3}), "initial_weights.prover.checkpoint", "none of iteration 3, there is 50, 100"),
-    (weights(prover={"run_dir": "RUN"}) | pretrained("prover"), "initial_weights.prover", "pretraining.agents names prover too"),
+    (
+        weights(prover={"run_dir": "RUN", "checkpoint": 3}),
+        "initial_weights.prover.checkpoint",
+        "none of iteration 3, there is 50, 100",
+    ),
+    (
+        weights(prover={"run_dir": "RUN"}) | pretrained("prover"),
+        "initial_weights.prover",
+        "pretraining.agents names prover too",
+    ),
     # pretraining
     (pretrained("provr"), "pretraining.agents", "provr is no agent of nip, did you mean prover?"),
-    (pretrained("prover") | agents(prover=RANDOM), "pretraining.agents", "prover is random (scenario.agents.prover.kind)"),
+    (
+        pretrained("prover") | agents(prover=RANDOM),
+        "pretraining.agents",
+        "prover is random (scenario.agents.prover.kind)",
+    ),
     (KUHN | pretrained("player0"), "pretraining.agents", "no labels"),
     # what messages say
-    (probe(agents=["judge"]), "evaluation.message_regression.agents", "judge is no agent of nip, expected one of prover, verifier"),
+    (
+        probe(agents=["judge"]),
+        "evaluation.message_regression.agents",
+        "judge is no agent of nip, expected one of prover, verifier",
+    ),
     (KUHN | probe(), "evaluation.message_regression.enabled", "no labels"),
 ]
 
@@ -183,7 +267,12 @@ ILLEGAL: list[tuple[Data, str, str]] = [
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Folders as the rules see them: a run with two checkpoints, one with none, and no run."""
     root = tmp_path_factory.mktemp("runs")
-    for name in ("RUN/checkpoints/000050", "RUN/checkpoints/000100", "RUN/checkpoints/.000150.tmp-1", "UNTRAINED/checkpoints"):
+    for name in (
+        "RUN/checkpoints/000050",
+        "RUN/checkpoints/000100",
+        "RUN/checkpoints/.000150.tmp-1",
+        "UNTRAINED/checkpoints",
+    ):
         (root / name).mkdir(parents=True)
     for name in ("RUN", "UNTRAINED"):
         (root / name / "config.yaml").write_text("name: other\n", encoding="utf-8")

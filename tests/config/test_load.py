@@ -63,7 +63,9 @@ def test_shipped_configs_load_and_round_trip(path: Path) -> None:
 def test_the_algorithm_says_whether_agents_are_language_models_or_a_scenario_of_theirs_alone(
     scenario: str | None, algorithm: str | None, text: bool
 ) -> None:
-    named = {key: {"name": name} for key, name in (("scenario", scenario), ("algorithm", algorithm)) if name is not None}
+    named = {
+        key: {"name": name} for key, name in (("scenario", scenario), ("algorithm", algorithm)) if name is not None
+    }
     assert isinstance(config_from_dict(named), TextExperimentConfig) is text
 
 
@@ -123,7 +125,9 @@ def test_merges_and_aliases(tmp_path: Path) -> None:
     text = f"scenario: {{agents: {{{both}}}}}"
     path = written(tmp_path, text)
     agents = load_config(path).scenario.agents
-    assert agents["verifier"] == GraphAgentSettings(d_gnn=8, num_gnn_layers=2, agent_lr_factor=agents["prover"].agent_lr_factor)
+    assert agents["verifier"] == GraphAgentSettings(
+        d_gnn=8, num_gnn_layers=2, agent_lr_factor=agents["prover"].agent_lr_factor
+    )
     factors = [f"scenario.agents.verifier.agent_lr_factor.{part}=0.5" for part in ("actor", "critic")]
     agents = load_config(path, factors).scenario.agents
     assert agents["verifier"].agent_lr_factor.actor == 0.5
@@ -142,15 +146,27 @@ def test_numbers_with_an_exponent(text: str) -> None:
         ({"algorithm": {"lr": "fast"}}, "algorithm.lr: got 'fast', expected number > 0"),
         ({"algorithm": {"gamma": float("nan")}}, "algorithm.gamma: got nan, expected finite number >= 0 and <= 1"),
         ({"algorithm": {"clip_value": "x"}}, "algorithm.clip_value: got 'x', expected number, true or false"),
-        ({"algorithm": {"loss": "clipp"}}, "algorithm.loss: got 'clipp', expected one of clip, kl_penalty (did you mean clip?)"),
+        (
+            {"algorithm": {"loss": "clipp"}},
+            "algorithm.loss: got 'clipp', expected one of clip, kl_penalty (did you mean clip?)",
+        ),
         ({"algorithm": 3}, "algorithm: got 3, expected mapping"),
         ({"algorithm": "solo"}, "algorithm: got 'solo', expected mapping (did you mean algorithm.name=solo?)"),
         ({"protocol": {"force_guess": "two"}}, "protocol.force_guess: got 'two', expected one of zero, one, y or null"),
         ({"protocol": {"max_rounds": "8"}}, "protocol.max_rounds: got '8', expected integer >= 1 or null"),
         ({"scenario": {"data": {"graph_sizes": [7, "8"]}}}, "scenario.data.graph_sizes.1: got '8', expected integer"),
-        ({"scenario": {"name": "graph_isomorfism"}}, "scenario.name: got 'graph_isomorfism', did you mean graph_isomorphism?"),
-        ({"algorithm": {"name": "policy_gradiend"}}, "algorithm.name: got 'policy_gradiend', did you mean policy_gradient?"),
-        ({"algorithm": {"name": "mine"}, "providers": {}}, "algorithm.name: got 'mine', expected one of expert_iteration, malt"),
+        (
+            {"scenario": {"name": "graph_isomorfism"}},
+            "scenario.name: got 'graph_isomorfism', did you mean graph_isomorphism?",
+        ),
+        (
+            {"algorithm": {"name": "policy_gradiend"}},
+            "algorithm.name: got 'policy_gradiend', did you mean policy_gradient?",
+        ),
+        (
+            {"algorithm": {"name": "mine"}, "providers": {}},
+            "algorithm.name: got 'mine', expected one of expert_iteration, malt",
+        ),
         ({"name": "two words"}, "name: got 'two words', expected text matching"),
         ({"plugins": "mine.py"}, "plugins: got 'mine.py', expected list of text"),
     ],
@@ -167,9 +183,18 @@ def test_values_of_another_kind_are_refused(data: dict[str, Any], said: str) -> 
         ({"algorithm": {"epochs": 3}}, "algorithm.epochs: unknown key, did you mean num_epochs?"),
         ({"algorithm": {"num_copies": 3}}, "did you mean minibatch_copies or play.num_copies?"),
         ({"zzz": 3}, "zzz: unknown key, expected one of name, seed, iterations"),
-        ({"scenario": {"agents": {"prover": {"d_gn": 1}}}}, "scenario.agents.prover.d_gn: unknown key, did you mean d_gnn?"),
-        ({"scenario": {"agents": {"prover": {"gnn_lr_factor": {"acter": 1}}}}}, "scenario.agents.prover.gnn_lr_factor.acter: unknown"),
-        ({"scenario": {"name": "message_game", "agents": {"prover": {"hiden": 1}}}}, "scenario.agents.prover.hiden: unknown key, did you"),
+        (
+            {"scenario": {"agents": {"prover": {"d_gn": 1}}}},
+            "scenario.agents.prover.d_gn: unknown key, did you mean d_gnn?",
+        ),
+        (
+            {"scenario": {"agents": {"prover": {"gnn_lr_factor": {"acter": 1}}}}},
+            "scenario.agents.prover.gnn_lr_factor.acter: unknown",
+        ),
+        (
+            {"scenario": {"name": "message_game", "agents": {"prover": {"hiden": 1}}}},
+            "scenario.agents.prover.hiden: unknown key, did you",
+        ),
     ],
 )
 def test_unknown_keys_are_answered_with_the_nearest(data: dict[str, Any], said: str) -> None:
@@ -183,7 +208,10 @@ POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
 
 @settings(max_examples=40, deadline=None)
 @given(
-    NAMES, TEXTS | st.sampled_from(["1e-3", "1e5", "null", "yes", "2020-01-01", "0x1", "~", "12", "=", " a", "a: b"]), POSITIVE, st.data()
+    NAMES,
+    TEXTS | st.sampled_from(["1e-3", "1e5", "null", "yes", "2020-01-01", "0x1", "~", "12", "=", " a", "a: b"]),
+    POSITIVE,
+    st.data(),
 )
 def test_round_trips_are_exact(name: str, text: str, number: float, data: st.DataObject) -> None:
     config = config_from_dict(
@@ -246,9 +274,14 @@ def test_bad_overrides(override: str, said: str) -> None:
 
 
 def test_other_words_for_settings_of_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They mean the same, which is said once; both at a time are refused, and a word that means something else is left alone."""
+    """They mean the same, which is said once; both at a time are refused, and a word that means something else is left
+    alone."""
     data: dict[str, Any] = {"algorithm": {"gae_lambda": 0.5, "clip_param": 0.3}}
-    assert config_from_dict(data) == config_from_dict(data) == config_from_dict({"algorithm": {"lam": 0.5, "clip_epsilon": 0.3}})
+    assert (
+        config_from_dict(data)
+        == config_from_dict(data)
+        == config_from_dict({"algorithm": {"lam": 0.5, "clip_epsilon": 0.3}})
+    )
     assert capsys.readouterr().err.count("warning: algorithm.gae_lambda is another word for lam; write lam") == 1
     with pytest.raises(UserError, match=r"algorithm\.gae_lambda: is another word for lam, which is given too"):
         config_from_dict({"algorithm": {"gae_lambda": 0.5, "lam": 0.5}})
@@ -271,7 +304,9 @@ def test_every_alias_stands_for_a_setting(alias: str, word: str) -> None:
     assert alias not in known
 
 
-def test_a_reward_that_is_shared_whatever_is_asked_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_is_shared_whatever_is_asked_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "shared.yaml"
     path.write_text("{protocol: {name: message_game, shared_reward: false}, scenario: {name: message_game}}")
     assert load_config(path).protocol.shared_reward
@@ -289,7 +324,10 @@ def test_a_part_that_is_there_with_its_defaults_alone_is_a_difference(part: str)
 
 
 def test_a_mapping_is_merged_and_what_it_replaces_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    there = {"scenario": {"agents": {"prover": {"num_layers": 2, "bias": False}}}, "protocol": {"name": "nip", "max_rounds": 3}}
+    there = {
+        "scenario": {"agents": {"prover": {"num_layers": 2, "bias": False}}},
+        "protocol": {"name": "nip", "max_rounds": 3},
+    }
     made = apply_overrides(there, ["scenario.agents.prover={num_layers: 3}"])
     assert made["scenario"]["agents"]["prover"] == {"num_layers": 3, "bias": False}
     assert "--set scenario.agents.prover: is merged, and these stay: bias" in capsys.readouterr().err

@@ -58,7 +58,10 @@ def spoken(**keys: Any) -> Data:
 
 def spoken_in_json(provider: Data) -> Data:
     data = spoken()
-    return data | {"scenario": data["scenario"] | {"decision_format": "json"}, "providers": data["providers"] | {"hosted": provider}}
+    return data | {
+        "scenario": data["scenario"] | {"decision_format": "json"},
+        "providers": data["providers"] | {"hosted": provider},
+    }
 
 
 COARSE = {"sight": "coarse"}
@@ -73,24 +76,60 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
     [
         # language models
         (spoken(extra_body="{"), "scenario.agents.prover.extra_body", "JSON object"),
-        (spoken(extra_body='{"seed": 1, "top_k": 2}'), "scenario.agents.prover.extra_body", "seed has an option of its own"),
+        (
+            spoken(extra_body='{"seed": 1, "top_k": 2}'),
+            "scenario.agents.prover.extra_body",
+            "seed has an option of its own",
+        ),
         (spoken(extra_body='{"model": null}'), "scenario.agents.prover.extra_body", "model has an option of its own"),
         (
             spoken() | {"providers": {"hosted": {"name": "openai", "base_url": "host:80/v1"}}},
             "providers.hosted.base_url",
             "has no http:// or https://",
         ),
-        (spoken_in_json({"name": "training_service"}), "scenario.decision_format", "hosted (of verifier) cannot hold replies to a schema"),
+        (
+            spoken_in_json({"name": "training_service"}),
+            "scenario.decision_format",
+            "hosted (of verifier) cannot hold replies to a schema",
+        ),
         (spoken(reasoning_effort="high"), "scenario.agents.prover.max_reasoning_tokens", "leave room"),
-        (spoken(provider="local", model="default", extra_body='{"top_k": 2}'), "scenario.agents.prover.extra_body", "takes no such"),
+        (
+            spoken(provider="local", model="default", extra_body='{"top_k": 2}'),
+            "scenario.agents.prover.extra_body",
+            "takes no such",
+        ),
         # protocol
         (protocol("nipp"), "protocol.name", "did you mean nip?"),
-        (MESSAGE_GAME | {"protocol": {"name": "message_game", "zero_knowledge": True}}, "protocol.zero_knowledge", "not available in"),
-        (protocol("nip", verifier_scoring="brier", payoff={"verifier": {"false_accept": -5}}), "protocol", "brier is honest only"),
-        (protocol("nip", zero_knowledge_legacy=True), "protocol.zero_knowledge_legacy", "set protocol.zero_knowledge to true"),
-        (protocol("nip", simulator_reward_coefficient=2), "protocol.simulator_reward_coefficient", "counts with zero_knowledge only"),
-        (protocol("nip", zero_knowledge=True) | ppo(skip_silent_messages=True), "algorithm.skip_silent_messages", "set it to false"),
-        (protocol("nip", zero_knowledge=True) | agents(prover={"kind": "manual"}), "scenario.agents.prover.kind", "one conversation"),
+        (
+            MESSAGE_GAME | {"protocol": {"name": "message_game", "zero_knowledge": True}},
+            "protocol.zero_knowledge",
+            "not available in",
+        ),
+        (
+            protocol("nip", verifier_scoring="brier", payoff={"verifier": {"false_accept": -5}}),
+            "protocol",
+            "brier is honest only",
+        ),
+        (
+            protocol("nip", zero_knowledge_legacy=True),
+            "protocol.zero_knowledge_legacy",
+            "set protocol.zero_knowledge to true",
+        ),
+        (
+            protocol("nip", simulator_reward_coefficient=2),
+            "protocol.simulator_reward_coefficient",
+            "counts with zero_knowledge only",
+        ),
+        (
+            protocol("nip", zero_knowledge=True) | ppo(skip_silent_messages=True),
+            "algorithm.skip_silent_messages",
+            "set it to false",
+        ),
+        (
+            protocol("nip", zero_knowledge=True) | agents(prover={"kind": "manual"}),
+            "scenario.agents.prover.kind",
+            "one conversation",
+        ),
         (agents(simulator={}), "scenario.agents.simulator", "no agent of nip"),
         (protocol("adp", verifier_first=False), "protocol.verifier_first", "adp has no use for it"),
         (protocol("nip", sequential=True), "protocol.sequential", "nip has no use for it"),
@@ -99,8 +138,16 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         (protocol("nip", min_rounds=8), "protocol.min_rounds", "last turn is round 7 (counted from 1)"),
         (protocol("nip", max_rounds=1, verifier_first=False), "protocol.max_rounds", "never has a turn"),
         (protocol("nip", verifier_reward=float("inf")), "protocol.verifier_reward", "finite"),
-        (protocol("nip", payoff={"prover": {"true_accept": float("inf")}}), "protocol.payoff.prover.true_accept", "finite"),
-        (spoken() | protocol("nip", verifier_scoring="log"), "protocol.verifier_scoring", "set scenario.verdict_scale to one_to_seven"),
+        (
+            protocol("nip", payoff={"prover": {"true_accept": float("inf")}}),
+            "protocol.payoff.prover.true_accept",
+            "finite",
+        ),
+        (
+            spoken() | protocol("nip", verifier_scoring="log"),
+            "protocol.verifier_scoring",
+            "set scenario.verdict_scale to one_to_seven",
+        ),
         (
             protocol("nip", verifier_scoring="log") | {"algorithm": {"name": "solo"}},
             "protocol.verifier_scoring",
@@ -111,11 +158,27 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
             "protocol.panel_rule",
             "stackelberg does not learn from it",
         ),
-        (protocol("judge_panel", panel_rule="mean", judges=13), "protocol.judges", "got 13, but under the mean 12 may judge at most"),
+        (
+            protocol("judge_panel", panel_rule="mean", judges=13),
+            "protocol.judges",
+            "got 13, but under the mean 12 may judge at most",
+        ),
         (spoken() | protocol("judge_panel", panel_rule="mean"), "protocol.panel_rule", "votes have no confidence here"),
-        (protocol("judge_panel", zero_knowledge=True), "protocol.zero_knowledge", "not defined with several deciders, as in 'judge_panel'"),
-        (protocol("judge_panel", payoff={"verifier": {"undecided": 0}}), "protocol.payoff.verifier", "no agent 'verifier' of judge_panel"),
-        (protocol("judge_panel", min_rounds=3), "protocol.min_rounds", "decisions count from round 3 on, but there are only 2"),
+        (
+            protocol("judge_panel", zero_knowledge=True),
+            "protocol.zero_knowledge",
+            "not defined with several deciders, as in 'judge_panel'",
+        ),
+        (
+            protocol("judge_panel", payoff={"verifier": {"undecided": 0}}),
+            "protocol.payoff.verifier",
+            "no agent 'verifier' of judge_panel",
+        ),
+        (
+            protocol("judge_panel", min_rounds=3),
+            "protocol.min_rounds",
+            "decisions count from round 3 on, but there are only 2",
+        ),
         (protocol("nip", judges=2), "protocol.judges", "nip has no use for it"),
         (protocol("nip", panel_rule="veto"), "protocol.panel_rule", "nip has no use for it"),
         (protocol("judge_panel") | gi(name="state_tracking"), "protocol.name", "but state_tracking is played under"),
@@ -127,19 +190,43 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         ({"protocol": {"name": "message_game"}}, "scenario.name", "played in message_game only"),
         ({"scenario": {"name": "message_game"}}, "protocol.name", "under the protocol message_game only"),
         ({**MESSAGE_GAME, "protocol": {"name": "message_game", "sequential": True}}, "protocol.sequential", "no use"),
-        ({**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}}, "protocol.min_rounds", "message_game always has 8"),
-        (protocol("mnip") | {"scenario": {"name": "state_tracking"}}, "protocol.name", "state_tracking is played under solo_verifier"),
-        (protocol("bisection") | {"scenario": {"name": "state_tracking", "length": 8}}, "scenario.length", "one move of 16"),
-        (protocol("prover_estimator"), "scenario.name", "prover_estimator pays for estimates, which state_tracking measures"),
+        (
+            {**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}},
+            "protocol.min_rounds",
+            "message_game always has 8",
+        ),
+        (
+            protocol("mnip") | {"scenario": {"name": "state_tracking"}},
+            "protocol.name",
+            "state_tracking is played under solo_verifier",
+        ),
+        (
+            protocol("bisection") | {"scenario": {"name": "state_tracking", "length": 8}},
+            "scenario.length",
+            "one move of 16",
+        ),
+        (
+            protocol("prover_estimator"),
+            "scenario.name",
+            "prover_estimator pays for estimates, which state_tracking measures",
+        ),
         (protocol("bisection", max_rounds=8), "protocol.max_rounds", "an odd number (two for each halving"),
         # agents
         (agents(provr={}), "scenario.agents.provr", "did you mean prover?"),
         (protocol("debate") | agents(prover={}), "scenario.agents.prover", "did you mean prover"),
         (protocol("solo_verifier") | agents(prover={}), "scenario.agents.prover", "no agent of solo_verifier"),
-        (agents(prover={"agent_lr_factor": UNEQUAL}), "scenario.agents.prover.agent_lr_factor", "set scenario.shared_body to false"),
+        (
+            agents(prover={"agent_lr_factor": UNEQUAL}),
+            "scenario.agents.prover.agent_lr_factor",
+            "set scenario.shared_body to false",
+        ),
         (protocol("adp") | agents(prover={"kind": "manual"}), "scenario.agents.prover.kind", "nip only (got adp)"),
         (gi(message_size=2, agents={"prover": {"kind": "manual"}}), "scenario.message_size", "use 1"),
-        (agents(prover={"num_heads": 3}), "scenario.agents.prover.num_heads", "does not divide d_transformer 16, use 2 heads"),
+        (
+            agents(prover={"num_heads": 3}),
+            "scenario.agents.prover.num_heads",
+            "does not divide d_transformer 16, use 2 heads",
+        ),
         (
             protocol("adp") | {"scenario": {"name": "state_tracking", "agents": {"prover": {"num_heads": 3}}}},
             "scenario.agents.prover.num_heads",
@@ -154,12 +241,32 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         (ppo(minibatch_copies=8, minibatch_size=32), "algorithm.minibatch_copies", "leave one of them out"),
         (ppo(clip_value=0.0), "algorithm.clip_value", "> 0, true (clip_epsilon) or false"),
         (ppo(loss="kl_penalty", kl_beta=0), "algorithm.kl_beta", "> 0"),
-        ({"learners": {"num_learners": 3}}, "learners.num_learners", "256 copies in an iteration cannot be shared evenly, use 2"),
-        ({"learners": {"num_learners": 16}}, "algorithm.minibatch_size", "16 learners (learners.num_learners), use at least 128"),
+        (
+            {"learners": {"num_learners": 3}},
+            "learners.num_learners",
+            "256 copies in an iteration cannot be shared evenly, use 2",
+        ),
+        (
+            {"learners": {"num_learners": 16}},
+            "algorithm.minibatch_size",
+            "16 learners (learners.num_learners), use at least 128",
+        ),
         ({"play": {"num_gpus_per_env_runner": 0.5}}, "play.num_gpus_per_env_runner", "raise play.num_env_runners"),
-        ({"play": {"max_staleness": 1}}, "play.max_staleness", "that learn are those that play, set it to 0 or raise play.num_env_runners"),
-        (AHEAD | {"algorithm": {"name": "stackelberg"}}, "play.max_staleness", "stackelberg does not correct for the weights that played"),
-        (AHEAD | {"algorithm": {"name": "reinforce", "max_importance_weight": None}}, "algorithm.max_importance_weight", "got none"),
+        (
+            {"play": {"max_staleness": 1}},
+            "play.max_staleness",
+            "that learn are those that play, set it to 0 or raise play.num_env_runners",
+        ),
+        (
+            AHEAD | {"algorithm": {"name": "stackelberg"}},
+            "play.max_staleness",
+            "stackelberg does not correct for the weights that played",
+        ),
+        (
+            AHEAD | {"algorithm": {"name": "reinforce", "max_importance_weight": None}},
+            "algorithm.max_importance_weight",
+            "got none",
+        ),
         ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
         # data
         (pairs(train="/no/such.npz"), "scenario.data.train", "/no/such.npz: no such file"),
@@ -168,24 +275,52 @@ AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
         (pairs(graph_sizes=[7, 7]), "scenario.data.graph_sizes", "each value once"),
         (pairs(graph_sizes=[6, 7]), "scenario.data.graph_sizes", "no pair with score 3 or more has fewer than 7 nodes"),
         (pairs(non_iso_prop_score_1=0.9), "scenario.data.non_iso_prop_score_2", "1.1, expected at most 1"),
-        (pairs(non_iso_prop_score_1=0.8, min_wl_score=3), "scenario.data.min_wl_score", "no made negative has that score"),
+        (
+            pairs(non_iso_prop_score_1=0.8, min_wl_score=3),
+            "scenario.data.min_wl_score",
+            "no made negative has that score",
+        ),
         # images
         (classed(source="files"), "scenario.data.train", "missing, the source files needs a parquet file"),
         (classed(source="mnist", train="/no/train.parquet"), "scenario.data.train", "/no/train.parquet: no such file"),
         (classed(source="files", train=__file__, test=__file__), "scenario.data.test", "this is the training file"),
         (classed(binarisation="select_two", selected_classes=[3, 3]), "scenario.data.selected_classes", "got [3, 3]"),
-        (classed(source="cifar10", binarisation="select_two", selected_classes=[3, 10]), "scenario.data.selected_classes", "got 10"),
+        (
+            classed(source="cifar10", binarisation="select_two", selected_classes=[3, 10]),
+            "scenario.data.selected_classes",
+            "got 10",
+        ),
         (
             classed(source="files", train=__file__, test=f"{Path(__file__).parent}/test_load.py", test_share=0.3),
             "scenario.data.test_share",
             "counts where no held-out images are named only (test is), leave one of the two out",
         ),
-        (classed(source="mnist", test_share=0.3), "scenario.data.test_share", "counts where a source has no held-out images"),
-        (images(agents={"verifier": COARSE | {"pretrained_weights": __file__}}), "scenario.agents.verifier.sight", "leave one of the two"),
-        (images(agents={"prover": {"pretrained_weights": "/no/weights"}}), "scenario.agents.prover.pretrained_weights", "no such file"),
-        (images(num_block_groups=4), "scenario.num_block_groups", "got 4, but nothing would be left of 8 x 8, use at most 3"),
+        (
+            classed(source="mnist", test_share=0.3),
+            "scenario.data.test_share",
+            "counts where a source has no held-out images",
+        ),
+        (
+            images(agents={"verifier": COARSE | {"pretrained_weights": __file__}}),
+            "scenario.agents.verifier.sight",
+            "leave one of the two",
+        ),
+        (
+            images(agents={"prover": {"pretrained_weights": "/no/weights"}}),
+            "scenario.agents.prover.pretrained_weights",
+            "no such file",
+        ),
+        (
+            images(num_block_groups=4),
+            "scenario.num_block_groups",
+            "got 4, but nothing would be left of 8 x 8, use at most 3",
+        ),
         (images(central_critic=True), "scenario.central_critic", "a value that sees more than the policy needs a body"),
-        (images(agents={"prover": {"body_lr_factor": UNEQUAL}}), "scenario.agents.prover.body_lr_factor", "but they share a body"),
+        (
+            images(agents={"prover": {"body_lr_factor": UNEQUAL}}),
+            "scenario.agents.prover.body_lr_factor",
+            "but they share a body",
+        ),
         ({"plugins": ["/no/such.py"]}, "plugins.0", "no such file"),
         ({"plugins": ["json", "no_such_module_of_mine"]}, "plugins.1", "no module named 'no_such_module_of_mine'"),
     ],
@@ -222,10 +357,16 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         AHEAD | {"learners": {"num_learners": 2}, "algorithm": {"name": "reinforce"}},
         pairs(graph_sizes=[5, 6], non_iso_prop_score_1=0.3, non_iso_prop_score_2=0.7),
         pairs(graph_sizes=[5, 6], train=__file__, test=str(Path(__file__).parent)),
-        *(images(protocol) for protocol in ("nip", "adp", "debate", "mnip", "merlin_arthur", "solo_verifier", "multi_channel_test")),
-        classed(source="files", train=str(Path(__file__).parent), test=str(Path(__file__).parent)),  # a folder has a part for each
+        *(
+            images(protocol)
+            for protocol in ("nip", "adp", "debate", "mnip", "merlin_arthur", "solo_verifier", "multi_channel_test")
+        ),
+        # a folder has a part for each
+        classed(source="files", train=str(Path(__file__).parent), test=str(Path(__file__).parent)),
         {"plugins": [__file__, "json.decoder"]},
-        protocol("nip", payoff={"verifier": {"false_accept": -5, "turns": {"prover": -0.1}}, "prover": {"undecided": -1}}),
+        protocol(
+            "nip", payoff={"verifier": {"false_accept": -5, "turns": {"prover": -0.1}}, "prover": {"undecided": -1}}
+        ),
         OWN | protocol("criticised", max_rounds=5) | agents(critic={"kind": "random"}),
     ],
 )
@@ -255,7 +396,10 @@ def test_who_learns_for_nothing_is_named() -> None:
             protocol("nip", max_rounds=2, verifier_first=False, payoff={"prover": {"turns": {"verifier": 1.0}}}),
             ["payoff.prover.turns.verifier w"],
         ),
-        (protocol("nip", zero_knowledge=True, simulator_reward_coefficient=0.0), [": adversarial_verifier, simulator learn, but"]),
+        (
+            protocol("nip", zero_knowledge=True, simulator_reward_coefficient=0.0),
+            [": adversarial_verifier, simulator learn, but"],
+        ),
         (
             protocol("nip", verifier_reward=5.0) | {"algorithm": {"name": "solo"}},
             ["protocol: verifier_reward without effect"],
@@ -267,7 +411,9 @@ def test_who_learns_for_nothing_is_named() -> None:
 
 
 def test_all_faults_come_at_once() -> None:
-    message = refusal({"plugins": ["/no.py"]} | protocol("adp", sequential=True) | ppo(minibatch_size=1) | agents(judge={}))
+    message = refusal(
+        {"plugins": ["/no.py"]} | protocol("adp", sequential=True) | ppo(minibatch_size=1) | agents(judge={})
+    )
     assert [fault.partition(":")[0] for fault in message.split("; ")] == [
         "protocol.sequential",
         "scenario.agents.judge",

@@ -29,7 +29,9 @@ def accepted(data: Any) -> bool:
 @pytest.mark.usefixtures("no_plugins")
 def test_the_shipped_schema_is_up_to_date() -> None:
     file = ROOT / "tune_configs" / "config.schema.json"
-    assert file.read_text(encoding="utf-8") == schema_text(), f"write it again: nip-ray schema --out {file.relative_to(ROOT)}"
+    assert file.read_text(encoding="utf-8") == schema_text(), (
+        f"write it again: nip-ray schema --out {file.relative_to(ROOT)}"
+    )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tune_configs").glob("*.yaml")), ids=lambda path: path.stem)
@@ -45,7 +47,9 @@ def test_a_shipped_file_announces_the_schema_and_fits_it(path: Path) -> None:
 @pytest.mark.usefixtures("no_plugins")
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == configuration_markdown(), "write it again: python -m nip_ray.config.schema --markdown > docs/configuration.md"
+    assert page == configuration_markdown(), (
+        "write it again: python -m nip_ray.config.schema --markdown > docs/configuration.md"
+    )
 
 
 def test_the_page_has_every_key_once_with_a_description() -> None:
@@ -62,7 +66,10 @@ def test_every_key_is_described_in_the_schema() -> None:
     schema = config_schema()
     objects = list(schema["$defs"].values())
     described = {
-        (obj["title"], name) for obj in objects for name, prop in obj["properties"].items() if prop.get("description") or "$ref" in prop
+        (obj["title"], name)
+        for obj in objects
+        for name, prop in obj["properties"].items()
+        if prop.get("description") or "$ref" in prop
     }
     assert described == {(obj["title"], name) for obj in objects for name in obj["properties"]}
     assert all(obj["additionalProperties"] is False for obj in objects)

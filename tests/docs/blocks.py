@@ -1,13 +1,14 @@
 """Code blocks of Markdown pages: found, and run as a reader would, page by page.
 
-What a block is comes from its language: `bash` and `sh` are commands, `console` commands with what they print, `python` code, `yaml` a
-config or a part of one. A comment in the line before it says more: `<!-- not run: reason -->` or `<!-- slow -->`.
+What a block is comes from its language: `bash` and `sh` are commands, `console` commands with what they print, `python`
+code, `yaml` a config or a part of one. A comment in the line before it says more: `<!-- not run: reason -->` or `<!--
+slow -->`.
 
 Decisions that matter here:
 
 - The blocks of a page share a folder, and its Python blocks a process: a page reads from top to bottom.
-- In console blocks every line that is shown must be printed, in that order. Numbers may differ, `...` stands for anything: figures depend
-  on the machine, names and shapes do not.
+- In console blocks every line that is shown must be printed, in that order. Numbers may differ, `...` stands for
+  anything: figures depend on the machine, names and shapes do not.
 """
 
 import json
@@ -31,7 +32,8 @@ from nip_ray.cli import app
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("bash", "sh")
 RUNNABLE = (*COMMANDS, "console", "python", "yaml")
-FOLDERS = ("tune_configs", "examples", "scripts", "kubernetes")  # what a reader in the repository's root has beside the page
+# what a reader in the repository's root has beside the page
+FOLDERS = ("tune_configs", "examples", "scripts", "kubernetes")
 _FENCE = re.compile(r"^(\s*)```(\w*)\s*$")
 _MARK = re.compile(r"^\s*<!--\s*(not run|slow)\s*:?\s*(.*?)\s*-->\s*$")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -107,11 +109,19 @@ def run_page(blocks: Sequence[Block], folder: Path) -> None:
 def environment(folder: Path) -> dict[str, str]:
     """A home of its own, one thread, and this checkout's nip_ray."""
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "HOME": str(folder / "home"), "PATH": paths, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
+    return {
+        **os.environ,
+        "HOME": str(folder / "home"),
+        "PATH": paths,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "140",
+    }
 
 
 def transcript(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(command, the lines that it prints) of a console block; a command begins with `$ ` and continues after a backslash."""
+    """(command, the lines that it prints) of a console block; a command begins with `$ ` and continues after a
+    backslash."""
     command, shown = "", []
     for line in text.splitlines():
         if line.startswith("$ "):
@@ -174,7 +184,12 @@ def _pattern(line: str) -> str:
 
 def _shell(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=1500
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=1500,
     )
 
 

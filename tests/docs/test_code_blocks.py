@@ -9,7 +9,19 @@ import typer
 from nip_ray.cli import app
 from nip_ray.config.load import load_config
 from nip_ray.text.judging.judges import JUDGES
-from tests.docs.blocks import ROOT, RUNNABLE, Block, blocks_of, commands, give_run, not_printed, pages, parsed, run_page, transcript
+from tests.docs.blocks import (
+    ROOT,
+    RUNNABLE,
+    Block,
+    blocks_of,
+    commands,
+    give_run,
+    not_printed,
+    pages,
+    parsed,
+    run_page,
+    transcript,
+)
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
@@ -21,7 +33,11 @@ _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 
 def runnable(page: Path, slow: bool) -> list[Block]:
     """The blocks that are to be run; without the long ones unless they are asked for."""
-    return [block for block in blocks_of(page) if block.language in RUNNABLE and block.mark != "not run" and (slow or block.mark != "slow")]
+    return [
+        block
+        for block in blocks_of(page)
+        if block.language in RUNNABLE and block.mark != "not run" and (slow or block.mark != "slow")
+    ]
 
 
 FAST = [name for name, page in PAGES.items() if runnable(page, slow=False)]
@@ -66,7 +82,9 @@ def test_the_blocks_of_a_page_run_with_the_long_ones(name: str, tmp_path: Path, 
 def test_a_block_that_is_not_run_says_why(name: str) -> None:
     """No reason, or a command that no reader could tell from output: both are mistakes."""
     for block in blocks_of(PAGES[name]):
-        assert block.mark != "not run" or len(block.reason) > 10, f"{block}: `<!-- not run: reason -->` without a reason"
+        assert block.mark != "not run" or len(block.reason) > 10, (
+            f"{block}: `<!-- not run: reason -->` without a reason"
+        )
         assert block.mark == "" or block.language in RUNNABLE, f"{block}: is no code, and needs no mark"
         first = block.text.strip().partition(" ")[0]
         looks_like_a_command = block.language == "" and first in (
@@ -83,7 +101,12 @@ def test_a_block_that_is_not_run_says_why(name: str) -> None:
         assert not looks_like_a_command, f"{block}: commands need a language: bash, or console with what they print"
 
 
-NOT_RUN = [block for page in PAGES.values() for block in blocks_of(page) if block.mark == "not run" and list(commands(block.text))]
+NOT_RUN = [
+    block
+    for page in PAGES.values()
+    for block in blocks_of(page)
+    if block.mark == "not run" and list(commands(block.text))
+]
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=str)
@@ -125,7 +148,9 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/results.md"])
 def test_prose_wraps_at_120_columns(name: str) -> None:
-    prose = re.sub(r"^```.*?^ *```|^<!--.*?-->", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(
+        r"^```.*?^ *```|^<!--.*?-->", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     assert not [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
 
 

@@ -43,7 +43,9 @@ def agents(
 ) -> list[Any]:
     scopes = resolve_scopes(copies, len(learners), sizes)
     pairs = zip(learners, scopes, strict=True)
-    return [make_agent(one, *spaces(env), stop - start, seed, place) for place, (one, (start, stop)) in enumerate(pairs)]
+    return [
+        make_agent(one, *spaces(env), stop - start, seed, place) for place, (one, (start, stop)) in enumerate(pairs)
+    ]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -58,8 +60,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 class Counting(gymnasium.Env):
-    """Shows (episode, step); episode e lasts 2 + (e + offset) % 3 steps, its ends take turns at being terminal and truncated; pays the
-    number of the step."""
+    """Shows (episode, step); episode e lasts 2 + (e + offset) % 3 steps, its ends take turns at being terminal and
+    truncated; pays the number of the step."""
 
     observation_space = gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -70,7 +72,9 @@ class Counting(gymnasium.Env):
     def _seen(self) -> np.ndarray:
         return np.array([self.episode, self.count], dtype=np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.episode, self.count = self.episode + 1, 0
         return self._seen(), {}
@@ -84,7 +88,9 @@ class Counting(gymnasium.Env):
 
 def counting(copies: int, mode: str = "next_step") -> SyncVectorEnv:
     """Copies of `Counting`, out of step with each other."""
-    return SyncVectorEnv([lambda offset=offset: Counting(offset) for offset in range(copies)], autoreset_mode=AutoresetMode[mode.upper()])
+    return SyncVectorEnv(
+        [lambda offset=offset: Counting(offset) for offset in range(copies)], autoreset_mode=AutoresetMode[mode.upper()]
+    )
 
 
 class Recorder(BaseAgent):
@@ -104,7 +110,9 @@ class Recorder(BaseAgent):
     def pre_interaction(self, timestep: int, timesteps: int) -> None:
         self.calls.append(f"{self.name}.pre {timestep}/{timesteps}")
 
-    def act(self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None) -> np.ndarray:
+    def act(
+        self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None
+    ) -> np.ndarray:
         self.calls.append(f"{self.name}.act {timestep}")
         self.explored.append(explore)
         assert len(observations) == self.num_copies

@@ -15,7 +15,13 @@ from nip_ray.drivers.contract import Agent, Transition
 from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.drivers.networks import NormalHead, head_for
 from nip_ray.errors import TrainingError
-from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
+from nip_ray.settings.drivers import (
+    DQNAgentSettings,
+    EnvironmentSettings,
+    LearnerSettings,
+    NetworkSettings,
+    PPOAgentSettings,
+)
 from tests.drivers.small import DQN, PPO, RANDOM, agents, counting, quiet, same
 
 BOX = gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float32)
@@ -24,7 +30,8 @@ TWO = gymnasium.spaces.Discrete(2)
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_what_ppo_learns_from_are_transitions_with_the_values_of_where_they_led(mode: str) -> None:
-    """Of the counting environment every transition is known; so are all returns, since its values are read off the critic itself."""
+    """Of the counting environment every transition is known; so are all returns, since its values are read off the
+    critic itself."""
     settings = LearnerSettings(algorithm=PPOAgentSettings(rollouts=30, num_epochs=1, gamma=0.9, lam=1.0))
     agent: Any = make_agent(settings, BOX, TWO, 3, 0, 0)
     driver = SequentialDriver(counting(3, mode), agent, quiet(100))
@@ -133,7 +140,9 @@ def test_a_divergence_ends_an_update_and_moves_the_learning_rate() -> None:
         (1.0, 1e38, "a smaller lr may help"),
     ],
 )
-def test_numbers_that_are_not_finite_end_training_with_advice_that_fits(name: str, shown: float, paid: float, advice: str) -> None:
+def test_numbers_that_are_not_finite_end_training_with_advice_that_fits(
+    name: str, shown: float, paid: float, advice: str
+) -> None:
     agent: Any = make_agent(PPO if name == "ppo" else DQN, BOX, TWO, 3, 0, 0)
     agent.enable_training_mode(True)
     nothing = np.zeros(3, dtype=bool)
@@ -152,7 +161,9 @@ def test_numbers_that_are_not_finite_end_training_with_advice_that_fits(name: st
 CARTPOLE = EnvironmentSettings()
 
 
-def mean_return(learner: LearnerSettings, timesteps: int, seed: int, environment: EnvironmentSettings = CARTPOLE) -> float:
+def mean_return(
+    learner: LearnerSettings, timesteps: int, seed: int, environment: EnvironmentSettings = CARTPOLE
+) -> float:
     """Greedy, after training."""
     env = environment.id
     agent = agents(learner, copies=environment.num_copies, env=env, seed=seed)
@@ -190,7 +201,8 @@ def test_dqn_learns_cartpole(seed: int) -> None:
         exploration_end=0.04,
     )
     learner = LearnerSettings(algorithm=settings, network=NetworkSettings((128, 128), "relu"))
-    assert mean_return(learner, 3200, seed) > 50  # 22 by drawing; how good the very last weights are varies between 68 and 500
+    # 22 by drawing; how good the very last weights are varies between 68 and 500
+    assert mean_return(learner, 3200, seed) > 50
 
 
 @pytest.mark.learning

@@ -45,7 +45,9 @@ class WithState(Watched):
 class StateRecorder(Recorder):
     """Also writes down the states that it acts upon."""
 
-    def act(self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None) -> np.ndarray:
+    def act(
+        self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None
+    ) -> np.ndarray:
         self.calls.append(f"states {states.tolist()}")
         return super().act(observations, timestep, timesteps, explore=explore, states=states)
 
@@ -56,7 +58,9 @@ def test_the_loop_by_hand_makes_the_calls_of_the_sequential_driver_with_states_p
     for name in ("sequential", "manual"):
         calls: list[str] = []
         recorder = StateRecorder("a", calls, 2)
-        driver = DRIVERS[name](WithState(counting(2, mode), calls), recorder, quiet(5, headless=False, render_interval=2))
+        driver = DRIVERS[name](
+            WithState(counting(2, mode), calls), recorder, quiet(5, headless=False, render_interval=2)
+        )
         driver.train()
         driver.close()
         told = [call for call in calls if "training=" not in call]
@@ -84,7 +88,9 @@ def test_learners_that_share_an_environment_take_turns_within_each_step() -> Non
 def test_evaluation_teaches_nobody(learner: LearnerSettings, shared: bool) -> None:
     settings: Any = CARTPOLE if not shared else counting(6)
     made = (
-        agents(learner) if not shared else [make_agent(learner, settings.single_observation_space, settings.single_action_space, 6, 0, 0)]
+        agents(learner)
+        if not shared
+        else [make_agent(learner, settings.single_observation_space, settings.single_action_space, 6, 0, 0)]
     )
     driver = SequentialDriver(settings, made, quiet(60))
     driver.train(13)

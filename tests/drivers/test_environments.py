@@ -68,10 +68,19 @@ def test_copies_of_a_loop_play_the_same_episodes_in_a_slice_and_in_the_whole() -
     [
         (EnvironmentSettings(id="CartPol-v1"), "did you mean CartPole"),
         (EnvironmentSettings(id="no_such_module:Env-v0"), "expected one that Gymnasium knows"),
-        (EnvironmentSettings(id="nip_ray.scenarios.hironaka.environments:nip_ray/HironakaHos-v0"), "did you mean nip_ray/HironakaHost"),
+        (
+            EnvironmentSettings(id="nip_ray.scenarios.hironaka.environments:nip_ray/HironakaHos-v0"),
+            "did you mean nip_ray/HironakaHost",
+        ),
         (EnvironmentSettings(id="Pendulum-v1", vectorization="vector_entry_point"), "no vector form of its own"),
-        (EnvironmentSettings(vectorization="vector_entry_point", autoreset="same_step"), "can only next_step; try vectorization: sync"),
-        (EnvironmentSettings(vectorization="sync", options={"sutton_barto_rewards": True}), "options.sutton_barto_rewards: .*did you mean"),
+        (
+            EnvironmentSettings(vectorization="vector_entry_point", autoreset="same_step"),
+            "can only next_step; try vectorization: sync",
+        ),
+        (
+            EnvironmentSettings(vectorization="sync", options={"sutton_barto_rewards": True}),
+            "options.sutton_barto_rewards: .*did you mean",
+        ),
         (EnvironmentSettings(options={"gravity_of_the_moon": 1.6}), "expected one of max_episode_steps"),
     ],
 )
@@ -84,7 +93,10 @@ class Hand(Counting):
     """`Counting` that shows ((step, 3), {"bit": step % 2})."""
 
     observation_space = gymnasium.spaces.Tuple(  # type: ignore[assignment]
-        [gymnasium.spaces.MultiDiscrete([9, 3], start=[0, 1]), gymnasium.spaces.Dict({"bit": gymnasium.spaces.Discrete(2)})]
+        [
+            gymnasium.spaces.MultiDiscrete([9, 3], start=[0, 1]),
+            gymnasium.spaces.Dict({"bit": gymnasium.spaces.Discrete(2)}),
+        ]
     )
 
     def _seen(self) -> Any:
@@ -112,7 +124,9 @@ def test_tuples_and_several_counts_are_seen_in_all_modes_and_kept(mode: str, lea
 
 
 def test_arguments_of_an_environment_may_be_lists() -> None:
-    settings = load_runner({"environment": {"id": "FrozenLake-v1", "options": {"desc": ["SF", "FG"], "is_slippery": False}}})
+    settings = load_runner(
+        {"environment": {"id": "FrozenLake-v1", "options": {"desc": ["SF", "FG"], "is_slippery": False}}}
+    )
     assert isinstance(settings.environment, EnvironmentSettings)
     env = make_environment(settings.environment, 2)
     assert env.single_observation_space == gymnasium.spaces.Discrete(4)

@@ -53,7 +53,9 @@ def test_a_learner_is_not_touched_by_its_neighbour() -> None:
     [CARTPOLE, pytest.param(SHARED, marks=pytest.mark.slow), pytest.param(SYNC, marks=pytest.mark.slow)],
     ids=["own", "shared", "own-loops"],
 )
-def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(environment: EnvironmentSettings, ray_session: None) -> None:
+def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(
+    environment: EnvironmentSettings, ray_session: None
+) -> None:
     """And one that dies is named."""
     import ray
 
@@ -137,7 +139,14 @@ def test_a_run_that_is_resumed_in_a_new_process_is_the_one_that_is_resumed_here(
         driver.train(21)  # in the middle of a stretch and of episodes
         save(driver, tmp_path / name)
         driver.close()
-    done = subprocess.run([sys.executable, "-c", RESUME, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", RESUME, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     for name in STOPPED:
         resumed(name, tmp_path / name, "here")

@@ -44,13 +44,16 @@ GAMES = {
             scenario=dict(
                 name="hironaka",
                 max_rounds=3,
-                agents=dict(host=dict(point_width=4, layers=[dict(width=4)]), agent=dict(kind="scripted", player="random")),
+                agents=dict(
+                    host=dict(point_width=4, layers=[dict(width=4)]), agent=dict(kind="scripted", player="random")
+                ),
             ),
             algorithm=dict(name="ppo", minibatch_size=12),
         )
     ),
 }
-"""A verdict at the end, an end at any time, everything that is said and compared, a game with positions that is cut off."""
+"""A verdict at the end, an end at any time, everything that is said and compared, a game with positions that is cut
+off."""
 
 
 @cache
@@ -147,13 +150,17 @@ def test_steps_and_the_loop_by_hand_are_what_the_sequential_driver_does(shared: 
         steps.step()
     assert same(steps.state_dict(), expected)
     steps.close()
-    assert same(trained(SequentialDriver(recipe(MESSAGES, 10, not shared), both(), quiet(20), [4, 6]))["agents"], expected["agents"])
+    assert same(
+        trained(SequentialDriver(recipe(MESSAGES, 10, not shared), both(), quiet(20), [4, 6]))["agents"],
+        expected["agents"],
+    )
     if not shared:
         assert same(trained(ManualDriver(recipe(MESSAGES, 10), both(), quiet(20), [4, 6])), expected)
 
 
 @pytest.mark.parametrize(
-    ("learners", "shared"), [(1, False), pytest.param(2, False, marks=pytest.mark.slow), pytest.param(2, True, marks=pytest.mark.slow)]
+    ("learners", "shared"),
+    [(1, False), pytest.param(2, False, marks=pytest.mark.slow), pytest.param(2, True, marks=pytest.mark.slow)],
 )
 def test_processes_learn_what_the_sequential_driver_learns(learners: int, shared: bool, ray_session: None) -> None:
     game = recipe(MESSAGES, 10, shared)
@@ -193,7 +200,8 @@ def test_evaluation_is_greedy_for_every_agent_on_held_out_instances_and_teaches_
     assert set(copies.observations["id"]) <= set(agent.scenario.ids("test").tolist())
     greedy = agent.act(copies.observations, 0, 1, explore=False)
     assert all(
-        np.array_equal(part, agent.act(copies.observations, 9, 1, explore=False)["prover"][key]) for key, part in greedy["prover"].items()
+        np.array_equal(part, agent.act(copies.observations, 9, 1, explore=False)["prover"][key])
+        for key, part in greedy["prover"].items()
     )
     drawn = [agent.act(copies.observations, t, 1)[name]["message"] for t in range(4) for name in ("prover", "verifier")]
     assert any(not np.array_equal(one, other) for one, other in zip(drawn, drawn[2:]))
@@ -239,15 +247,31 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
     [
         ({"environment": {"name": "experiment", "num_copies": 10}}, "environment.config: missing"),
         ({"environment": {"name": "experimnt"}}, "did you mean experiment"),
-        ({"learners": [{"algorithm": {"name": "ppo"}}]}, "learners.0.algorithm.name: got ppo, but an experiment is learned by"),
+        (
+            {"learners": [{"algorithm": {"name": "ppo"}}]},
+            "learners.0.algorithm.name: got ppo, but an experiment is learned by",
+        ),
         ({"environment": {}, "learners": [{"algorithm": {"name": "experiment"}}]}, "but the environment is none"),
-        ({"learners": [{"network": {"hidden": [8]}}]}, "learners.0.network: an experiment's networks stand in its config"),
-        ({"learners": [{"algorithm": {"name": "experiment", "changes": ["protocol.max_rounds=3"]}}]}, "put it into environment.changes"),
+        (
+            {"learners": [{"network": {"hidden": [8]}}]},
+            "learners.0.network: an experiment's networks stand in its config",
+        ),
+        (
+            {"learners": [{"algorithm": {"name": "experiment", "changes": ["protocol.max_rounds=3"]}}]},
+            "put it into environment.changes",
+        ),
         (
             {"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm.lr=fast"]}}]},
             "learners.0.algorithm.changes: algorithm.lr",
         ),
-        ({"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm={name: solo, agent: verifier}"]}}]}, "solo training"),
+        (
+            {
+                "learners": [
+                    {"algorithm": {"name": "experiment", "changes": ["algorithm={name: solo, agent: verifier}"]}}
+                ]
+            },
+            "solo training",
+        ),
         (
             {"learners": [{"algorithm": {"name": "experiment", "changes": ["algorithm.minibatch_size=9999"]}}]},
             "learners.0: algorithm.minibatch",
@@ -259,7 +283,9 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
         ({"learners": [{"scope": 3}]}, "expected a sum of 10"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_anything_is_built(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_does_not_go_together_is_refused_before_anything_is_built(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=words):
         make_driver(parse_runner(runner_data(tmp_path, **changes)))
 
@@ -284,7 +310,9 @@ def test_a_learner_may_begin_with_a_pretrained_body(tmp_path: Path) -> None:
 
 def test_an_algorithm_that_plays_by_itself_is_refused_unless_another_is_put_in_its_place() -> None:
     environment = {"name": "experiment", "config": str(ROOT / "tune_configs" / "hironaka_host.yaml"), "num_copies": 4}
-    with pytest.raises(UserError, match=r"got dqn, which plays and learns in its own rhythm.*'algorithm=\{name: ppo\}'"):
+    with pytest.raises(
+        UserError, match=r"got dqn, which plays and learns in its own rhythm.*'algorithm=\{name: ppo\}'"
+    ):
         make_driver(parse_runner({"environment": environment}))
     read = read_experiment(ExperimentEnvironmentSettings(config=str(environment["config"])))
     for change in ("algorithm.name=ppo", "algorithm={name: ppo}"):

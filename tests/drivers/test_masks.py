@@ -15,7 +15,13 @@ from nip_ray.drivers.contract import MASK
 from nip_ray.drivers.environments import Copies, make_environment
 from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.errors import TrainingError
-from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
+from nip_ray.settings.drivers import (
+    DQNAgentSettings,
+    EnvironmentSettings,
+    LearnerSettings,
+    NetworkSettings,
+    PPOAgentSettings,
+)
 from tests.drivers.small import RANDOM, quiet, same
 
 PPO = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, num_epochs=4, lr=0.01), network=NetworkSettings((16,)))
@@ -27,11 +33,14 @@ LEARNERS = {"ppo": PPO, "dqn": DQN, "random": RANDOM}
 
 
 class Doors(gymnasium.Env):
-    """Five doors of which two are open; the open one of the larger number pays 1, the other 0, a closed one is an error. An episode has
-    three turns. What is open stands in the observation, as its mask; so does a clock, in another part."""
+    """Five doors of which two are open; the open one of the larger number pays 1, the other 0, a closed one is an
+    error. An episode has three turns. What is open stands in the observation, as its mask; so does a clock, in another
+    part."""
 
     observation_space = gymnasium.spaces.Dict(
-        clock=gymnasium.spaces.Discrete(4), marks=gymnasium.spaces.Box(0, 1, (5,), np.float64), action_mask=gymnasium.spaces.MultiBinary(5)
+        clock=gymnasium.spaces.Discrete(4),
+        marks=gymnasium.spaces.Box(0, 1, (5,), np.float64),
+        action_mask=gymnasium.spaces.MultiBinary(5),
     )
     action_space = gymnasium.spaces.Discrete(5)
 
@@ -67,7 +76,8 @@ class MaskInInfos(Doors):
 
 
 class MaskInSteps(gymnasium.Env):
-    """Two buttons of which the first pays 1, and after it the second alone is legal; that either is at first, the infos do not say."""
+    """Two buttons of which the first pays 1, and after it the second alone is legal; that either is at first, the infos
+    do not say."""
 
     observation_space = gymnasium.spaces.Box(0, 2, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -80,7 +90,13 @@ class MaskInSteps(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         self.turn += 1
-        return np.full(1, self.turn, dtype=np.float32), float(self.turn == 1 and action == 0), self.turn == 2, False, self.infos()
+        return (
+            np.full(1, self.turn, dtype=np.float32),
+            float(self.turn == 1 and action == 0),
+            self.turn == 2,
+            False,
+            self.infos(),
+        )
 
 
 class MaskAsList(MaskInSteps):
@@ -114,7 +130,9 @@ def test_no_learner_opens_a_closed_door(name: str, kind: Any, mode: str) -> None
 
 @pytest.mark.parametrize(("kind", "steps", "episodes", "bar"), [(Doors, 480, 60, 2.7), (MaskInSteps, 160, 20, 0.9)])
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_what_is_learned_under_masks_is_the_best_of_what_is_legal(name: str, kind: Any, steps: int, episodes: int, bar: float) -> None:
+def test_what_is_learned_under_masks_is_the_best_of_what_is_legal(
+    name: str, kind: Any, steps: int, episodes: int, bar: float
+) -> None:
     """Of 3, and drawing has 1.5; a mask in steps alone leaves the first move free: of 1, and drawing has 0.5."""
     env = doors(kind, 16)
     driver = SequentialDriver(env, agent_for(LEARNERS[name], env), quiet(steps))
@@ -174,7 +192,9 @@ def test_without_a_mask_in_its_infos_a_copy_may_do_anything(kind: Any, mode: str
         led_to, *_ = copies.step(np.ones(3, dtype=np.int64))
         turn = (copies.observations["observation"]).astype(int).tolist()
         assert copies.observations[MASK].tolist() == [[True, True] if now == [0] else [False, True] for now in turn]
-        assert led_to[MASK].tolist() == [[True, True] if now == [0] else [False, True] for now in led_to["observation"].tolist()]
+        assert led_to[MASK].tolist() == [
+            [True, True] if now == [0] else [False, True] for now in led_to["observation"].tolist()
+        ]
         copies.step(np.ones(3, dtype=np.int64))
     copies.close()
 
@@ -211,7 +231,8 @@ class OverAtOnce(MaskInSteps):
 
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
 def test_a_stretch_without_a_transition_is_skipped(name: str) -> None:
-    """Every second step only begins the episodes again, and `rollouts: 1` updates after each; an end may have a mask of zeros."""
+    """Every second step only begins the episodes again, and `rollouts: 1` updates after each; an end may have a mask of
+    zeros."""
     env = doors(OverAtOnce, 4, "next_step")
     learner = replace(PPO, algorithm=replace(PPO.algorithm, rollouts=1, mini_batches=1)) if name == "ppo" else DQN
     driver = SequentialDriver(env, agent_for(learner, env), quiet(10))

@@ -38,7 +38,8 @@ def plain_rows(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of metrics without what depends on the clock."""
     with RunFolder.open(run_dir) as folder:
         return [
-            {key: value for key, value in row.items() if not key.startswith("time/") and "per_s" not in key} for row in folder.metrics()
+            {key: value for key, value in row.items() if not key.startswith("time/") and "per_s" not in key}
+            for row in folder.metrics()
         ]
 
 
@@ -55,7 +56,10 @@ def plain_rows(run_dir: Path) -> list[dict[str, Any]]:
         ({"learners": [{"network": {"hidden": [4, 0]}}]}, "expected integers >= 1"),
         ({"learners": [{}, {}], "environment": {"shared": True}, "driver": {"name": "manual"}}, "got manual"),
         ({"driver": {"headless": False}}, "driver.headless: got false, but environment.options has no render_mode"),
-        ({"environment": {"name": "experiment", "config": "x"}, "driver": {"headless": False}}, "an experiment has no pictures"),
+        (
+            {"environment": {"name": "experiment", "config": "x"}, "driver": {"headless": False}},
+            "an experiment has no pictures",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(data: dict[str, Any], words: str) -> None:
@@ -64,7 +68,9 @@ def test_what_is_wrong_is_named(data: dict[str, Any], words: str) -> None:
 
 
 def test_files_of_the_other_kind_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"quickstart.yaml: is an experiment, not a runner file; start it with `nip-ray train"):
+    with pytest.raises(
+        UserError, match=r"quickstart.yaml: is an experiment, not a runner file; start it with `nip-ray train"
+    ):
         load_runner(ROOT / "tune_configs" / "quickstart.yaml")
     with pytest.raises(UserError, match=r"runner_cartpole.yaml: is a runner file.* for `nip-ray run`"):
         load_config(ROOT / "tune_configs" / "runner_cartpole.yaml")
@@ -161,7 +167,10 @@ def test_one_command_begins_resumes_and_says_that_the_run_is_finished(tmp_path: 
     restarted = CliRunner().invoke(app, again)
     assert "there is no checkpoint, the run begins again; 40 timesteps are done again" in restarted.stderr
     other = CliRunner().invoke(app, [*again, "--set", "seed=7"])
-    assert (other.exit_code, "was begun with another seed: a resumed run can change driver" in other.stderr) == (2, True)
+    assert (other.exit_code, "was begun with another seed: a resumed run can change driver" in other.stderr) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(

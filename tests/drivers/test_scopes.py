@@ -17,7 +17,9 @@ from nip_ray.errors import UserError
         (10, 3, [1, 7, 2], ((0, 1), (1, 8), (8, 10))),
     ],
 )
-def test_scopes_are_ranges_in_order(copies: int, learners: int, sizes: list[int] | None, expected: tuple[tuple[int, int], ...]) -> None:
+def test_scopes_are_ranges_in_order(
+    copies: int, learners: int, sizes: list[int] | None, expected: tuple[tuple[int, int], ...]
+) -> None:
     assert resolve_scopes(copies, learners, sizes) == expected
 
 

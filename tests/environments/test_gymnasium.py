@@ -20,7 +20,8 @@ from nip_ray.storage.folder import RunFolder
 from tests.runs.small import small, write_small
 
 SMALL = ("iterations=1", "checkpoint.interval=1", "scenario.data.num_train=40", "scenario.kernels=torch")
-PAID = ("protocol.verifier_no_guess_reward=-0.25", "protocol.payoff={prover0: {turns: {verifier: -0.5}}}")  # in every round
+# in every round
+PAID = ("protocol.verifier_no_guess_reward=-0.25", "protocol.payoff={prover0: {turns: {verifier: -0.5}}}")
 
 
 @pytest.fixture(scope="module", params=["consultancy", "debate"])
@@ -51,7 +52,9 @@ def test_a_seat_taken_by_the_runs_own_network_plays_the_dialogues_of_the_core(ru
     play, index, compared = BatchedPlay(single.play.scenario), single.agents.index(agent), 0
     for number, instance in enumerate(single.instances[:12]):
         seed = 3 * number + 1
-        rollout = play_rollout(play, {name: net.eval() for name, net in networks.items()}, instance[None], torch.tensor([seed]), None)
+        rollout = play_rollout(
+            play, {name: net.eval() for name, net in networks.items()}, instance[None], torch.tensor([seed]), None
+        )
         if not rollout.turn_BRA[0, :, index].any():
             continue
         env.reset(options={"id": int(instance), "seed": seed})
@@ -139,8 +142,14 @@ def of_language_models(folder: Path) -> Path:
         (lambda run, new: seat(run, checkpoint=9), ".*there is no checkpoint of iteration 9"),
         (lambda run, new: seat(new), ".*no run here"),
         (lambda run, new: seat(no_checkpoint(new)), ".*this run has no checkpoint"),
-        (lambda run, new: seat(of_language_models(new)), ".*the agents of this run are language models, which have no networks"),
-        (lambda run, new: begun(run).step([0, 0, 0, 0, 0]), "prover0: got the action .*, expected a whole number below"),
+        (
+            lambda run, new: seat(of_language_models(new)),
+            ".*the agents of this run are language models, which have no networks",
+        ),
+        (
+            lambda run, new: begun(run).step([0, 0, 0, 0, 0]),
+            "prover0: got the action .*, expected a whole number below",
+        ),
         (lambda run, new: ended(run).step(0), "step: the episode is over, reset"),
         (lambda run, new: seat(run).step(0), "step: no episode has begun, expected a call of reset"),
     ],

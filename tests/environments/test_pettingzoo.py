@@ -26,7 +26,9 @@ from tests.rllib.experiments import GAMES, experiment, game_id, hironaka
 from tests.tiers import thinned
 
 CHAINS: dict[str, Any] = dict(name="state_tracking", length=4, num_train=40, num_test=10)
-IMAGES = dict(name="image_classification", data=dict(num_train=40, num_test=10), num_normalization_steps=64, num_block_groups=1)
+IMAGES = dict(
+    name="image_classification", data=dict(num_train=40, num_test=10), num_normalization_steps=64, num_block_groups=1
+)
 LONG = dict(message_size=2, linear_symbols=3)
 
 
@@ -76,7 +78,8 @@ def test_scripted_dialogues_are_paid_as_in_the_core(config: ExperimentConfig) ->
         options = {"id": int(rollout.id_B[copy]), "seed": int(rollout.seed_B[copy])}
         length, agents = int(rollout.length_B[copy]), both[0].possible_agents
         actions = [
-            {agent: flat[agent][row.row_BR[copy, r]] for agent, row in rows.items() if row.row_BR[copy, r] >= 0} for r in range(length)
+            {agent: flat[agent][row.row_BR[copy, r]] for agent, row in rows.items() if row.row_BR[copy, r] >= 0}
+            for r in range(length)
         ]
         cut = rollout.cut_B is not None and bool(rollout.cut_B[copy])
         both[0].reset(options=options)
@@ -120,7 +123,9 @@ def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None
                 policy = networks[agent].eval()(obs, True, False)[0]
                 for factor, mask in enumerate(env.single.legal(agent)[: policy.message.shape[1]]):
                     expected = (
-                        (policy.message[0, factor] > FORBIDDEN_BELOW).numpy() if obs["speaks"][0, factor] else np.arange(len(mask)) == 0
+                        (policy.message[0, factor] > FORBIDDEN_BELOW).numpy()
+                        if obs["speaks"][0, factor]
+                        else np.arange(len(mask)) == 0
                     )
                     assert mask.tolist() == expected.tolist(), (agent, factor)
             env.step({agent: env.action_space(agent).sample(env.observe(agent)["action_mask"]) for agent in env.agents})
@@ -131,16 +136,25 @@ def test_spaces_are_of_kinds_that_every_library_reads(config: ExperimentConfig) 
     """skrl reads neither MultiBinary nor Text, and asks for the spaces of masks too."""
 
     def kinds(space: Any) -> set[str]:
-        parts = space.values() if isinstance(space, spaces.Dict) else space.spaces if isinstance(space, spaces.Tuple) else ()
+        parts = (
+            space.values()
+            if isinstance(space, spaces.Dict)
+            else space.spaces
+            if isinstance(space, spaces.Tuple)
+            else ()
+        )
         return {type(space).__name__}.union(*map(kinds, parts))
 
     env = zoo.parallel(config)
-    found = set().union(*(kinds(made(agent)) for agent in env.possible_agents for made in (env.observation_space, env.action_space)))
+    found = set().union(
+        *(kinds(made(agent)) for agent in env.possible_agents for made in (env.observation_space, env.action_space))
+    )
     assert found <= {"Box", "Discrete", "MultiDiscrete", "Dict", "Tuple"}
 
 
 def test_an_illegal_choice_counts_as_the_first_legal_one_and_is_told() -> None:
-    config = experiment_of(dict(protocol=dict(name="bisection", max_rounds=5), scenario=CHAINS))  # prover0 says 0 or 1, of five symbols
+    # prover0 says 0 or 1, of five symbols
+    config = experiment_of(dict(protocol=dict(name="bisection", max_rounds=5), scenario=CHAINS))
     env = zoo.parallel(config)
     env.reset(options={"id": 3, "seed": 0})
     env.step({"prover1": 4})
@@ -164,7 +178,9 @@ def test_agents_of_one_round_see_nothing_of_each_other() -> None:
 def test_the_critics_privileges_are_not_shown() -> None:
     env = zoo.parallel(experiment(dict(name="debate", sequential=True), dict(central_critic=True)))
     for agent in env.possible_agents:
-        assert not [key for key in env.observation_space(agent)["observation"] if key == "label" or key.startswith("state_")]
+        assert not [
+            key for key in env.observation_space(agent)["observation"] if key == "label" or key.startswith("state_")
+        ]
 
 
 def test_rendering_tells_the_dialogue() -> None:
@@ -190,18 +206,42 @@ def test_registered_ids_are_of_every_protocol_that_ships() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: zoo.aec(dict(protocol=dict(name="message_game"), scenario=dict(name="message_game"), sede=1)), "sede: unknown key"),
+        (
+            lambda: zoo.aec(dict(protocol=dict(name="message_game"), scenario=dict(name="message_game"), sede=1)),
+            "sede: unknown key",
+        ),
         (lambda: zoo.aec(dict(protocol=dict(name="mnip"), scenario=CHAINS)), "protocol.name: got mnip"),
         (lambda: zoo.aec(dict(algorithm=dict(name="malt"))), "algorithm.name: malt is for language models"),
-        (lambda: zoo.aec(dict(protocol=dict(name="nip", zero_knowledge=True))), "protocol.zero_knowledge: pay depends on"),
-        (lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], split="dev"), "split: got 'dev', expected train or test"),
-        (lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], render_mode="human"), "render_mode: got 'human', expected ansi"),
+        (
+            lambda: zoo.aec(dict(protocol=dict(name="nip", zero_knowledge=True))),
+            "protocol.zero_knowledge: pay depends on",
+        ),
+        (
+            lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], split="dev"),
+            "split: got 'dev', expected train or test",
+        ),
+        (
+            lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], render_mode="human"),
+            "render_mode: got 'human', expected ansi",
+        ),
         (lambda: begun().reset(options={"id": 9}), "options.id: got 9, expected a whole number from 0 to 5"),
-        (lambda: begun().reset(options={"seed": "a"}), "options.seed: got 'a', expected a whole number from 0 to 65535"),
-        (lambda: begun().step({"player0": 0, "dealer": 0}), "step: there are actions of dealer, expected only player0, player1"),
-        (lambda: begun().step({"player1": 0}), "player0: it is its turn and there is no action of it, expected a whole number below 2"),
+        (
+            lambda: begun().reset(options={"seed": "a"}),
+            "options.seed: got 'a', expected a whole number from 0 to 65535",
+        ),
+        (
+            lambda: begun().step({"player0": 0, "dealer": 0}),
+            "step: there are actions of dealer, expected only player0, player1",
+        ),
+        (
+            lambda: begun().step({"player1": 0}),
+            "player0: it is its turn and there is no action of it, expected a whole number below 2",
+        ),
         (lambda: begun().step({"player0": 2}), "player0: got the action 2, expected a whole number below 2"),
-        (lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"]).step({}), "step: no episode has begun, expected a call of reset"),
+        (
+            lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"]).step({}),
+            "step: no episode has begun, expected a call of reset",
+        ),
         (lambda: begun().step({"player0": 0.5}), "player0: got the action 0.5, expected"),
     ],
 )

@@ -15,7 +15,8 @@ ROUNDS, SYMBOLS, PASSWORD = 2, 5, 3
 
 
 class Gullible(nn.Module):
-    """Accepts with log-odds `sure` where the last word it heard is the password, else rejects as surely; says 0 all the time.
+    """Accepts with log-odds `sure` where the last word it heard is the password, else rejects as surely; says 0 all the
+    time.
 
     deaf: it hears no password. Its value is 0.
     """
@@ -24,7 +25,9 @@ class Gullible(nn.Module):
         super().__init__()
         self.sure, self.deaf = sure, deaf
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy, Tensor]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy, Tensor]:
         heard_N = obs["features"][:, ROUNDS + PASSWORD]
         odds_N = self.sure * (2 * heard_N * (not self.deaf) - 1)
         message = torch.zeros(len(heard_N), 1, SYMBOLS)
@@ -36,7 +39,9 @@ class Gullible(nn.Module):
 class Mute(nn.Module):
     """A prover that always says 0, whatever it sees."""
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy, Tensor]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy, Tensor]:
         message = torch.zeros(len(obs["features"]), 1, SYMBOLS)
         message[..., 0] = 9.0
         return Policy(message, None, None, obs["speaks"], None), torch.zeros(len(message))

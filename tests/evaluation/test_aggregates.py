@@ -58,7 +58,8 @@ def test_strata_are_not_mixed() -> None:
 
 
 def test_pairs_of_seeds_are_not_independent() -> None:
-    """Ten verifiers against ten provers are 100 scores, but where the verifiers alone make the difference they are ten."""
+    """Ten verifiers against ten provers are 100 scores, but where the verifiers alone make the difference they are
+    ten."""
     strength_V = np.random.default_rng(2).normal(0.5, 0.1, 10)
     score_VP = np.repeat(strength_V[:, None], 10, axis=1)
     crossed = crossed_interval(score_VP, 0)
@@ -79,7 +80,8 @@ def test_the_interval_of_a_few_seeds_holds_the_truth_as_often_as_it_says(runs: i
 
 
 def test_intervals_are_as_wide_as_the_runs_that_are_free_to_vary_ask_for() -> None:
-    """Student's factors by hand: two strata of two runs leave two degrees of freedom, two verifiers one, however many provers they meet."""
+    """Student's factors by hand: two strata of two runs leave two degrees of freedom, two verifiers one, however many
+    provers they meet."""
     found = stratified_interval([[10.0, 20.0], [10.0, 20.0]], 0)
     half = 5 * 4.3027 / 1.96 * 2**0.5
     assert (found.lower, found.upper) == pytest.approx((15 - half, 15 + half), rel=1e-3)

@@ -1,4 +1,5 @@
-"""The attack on verifiers whose weak spot is known: it is found, it is measured exactly, and nothing is claimed that is not so."""
+"""The attack on verifiers whose weak spot is known: it is found, it is measured exactly, and nothing is claimed that is
+not so."""
 
 import math
 from dataclasses import replace
@@ -17,7 +18,9 @@ from nip_ray.settings.attack import AttackSettings
 from tests.builders import graph_scenario
 from tests.evaluation.gullible import Gullible, attack_target, message_game, prover
 
-QUICK = AttackSettings(goals=("soundness", "completeness"), seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64)
+QUICK = AttackSettings(
+    goals=("soundness", "completeness"), seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +73,24 @@ def test_a_deaf_verifier_is_fooled_by_nobody() -> None:
     assert found["soundness_error"].items() >= {"estimate": 0, "lower": 0, "n": 50, "by": "every_message"}.items()
     assert found["refusal"]["estimate"] == 0, "it accepts nothing: that is no attacker's doing"
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 1
-    assert "continued/seed=0" not in by_name(found, "soundness"), "a prover without weights has nothing to continue from"
+    assert "continued/seed=0" not in by_name(found, "soundness"), (
+        "a prover without weights has nothing to continue from"
+    )
 
 
 def test_every_message_finds_what_training_did_not() -> None:
-    found = attacked(attack_target(Gullible()), replace(QUICK, iterations=1, continued=False, lr=1e-6, goals=("soundness",)))
+    found = attacked(
+        attack_target(Gullible()), replace(QUICK, iterations=1, continued=False, lr=1e-6, goals=("soundness",))
+    )
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 0
     assert found["soundness_error"]["estimate"] == 1
     assert "refusal" not in found
     searched = by_name(found, "soundness")["search"]
     assert searched["chosen"]
     assert searched["held_out"]["estimate"] == 0
-    assert (searched["search"][0]["tries"], searched["search"][0]["held_out"]["estimate"]) == (1, 1), "as whom it goes on from"
+    assert (searched["search"][0]["tries"], searched["search"][0]["held_out"]["estimate"]) == (1, 1), (
+        "as whom it goes on from"
+    )
     off = attacked(attack_target(Gullible()), replace(QUICK, iterations=1, max_nodes=0, goals=("soundness",)))
     assert off["attack"]["soundness"]["every_message"] is None
 
@@ -106,7 +115,10 @@ def test_training_goes_on_while_it_helps_and_the_best_is_kept() -> None:
 def test_only_attackers_learn() -> None:
     scenario = message_game()
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
-    before = {agent: {name: part.clone() for name, part in network.state_dict().items()} for agent, network in networks.items()}
+    before = {
+        agent: {name: part.clone() for name, part in network.state_dict().items()}
+        for agent, network in networks.items()
+    }
     attacked(replace(attack_target(networks["verifier"]), networks=networks), replace(QUICK, iterations=2, max_nodes=0))
     for agent, state in before.items():
         assert all(torch.equal(part, networks[agent].state_dict()[name]) for name, part in state.items())
@@ -115,7 +127,10 @@ def test_only_attackers_learn() -> None:
 
 def test_the_same_seed_gives_the_same_attack() -> None:
     found = [
-        attacked(replace(attack_target(Gullible()), seed=seed), replace(QUICK, iterations=2, goals=("soundness",), max_nodes=0))
+        attacked(
+            replace(attack_target(Gullible()), seed=seed),
+            replace(QUICK, iterations=2, goals=("soundness",), max_nodes=0),
+        )
         for seed in (1, 1, 2)
     ]
     for document in found:
@@ -130,7 +145,11 @@ def test_a_sampled_verifier_is_fooled_as_often_as_it_doubts() -> None:
     found = attacked(made, replace(QUICK, verifier="sampled", iterations=1, goals=("soundness",)))
     assert found["soundness_under_attack"]["estimate"] == pytest.approx(0.88, abs=0.05)
     table, reject = found["attack"]["soundness"], 1 / (1 + math.exp(-2))
-    assert table["every_message"]["estimate"] == table["every_message_sampled"]["estimate"] == pytest.approx(reject, abs=1e-5)
+    assert (
+        table["every_message"]["estimate"]
+        == table["every_message_sampled"]["estimate"]
+        == pytest.approx(reject, abs=1e-5)
+    )
     assert found["soundness_error"]["estimate"] == pytest.approx(1 - reject, abs=1e-5)
 
 
@@ -144,7 +163,15 @@ def test_those_attack_who_are_paid_for_it() -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "zero_knowledge"),
-    [("nip", False), ("adp", False), ("debate", False), ("mnip", False), ("merlin_arthur", False), ("nip", True), ("judge_panel", False)],
+    [
+        ("nip", False),
+        ("adp", False),
+        ("debate", False),
+        ("mnip", False),
+        ("merlin_arthur", False),
+        ("nip", True),
+        ("judge_panel", False),
+    ],
 )
 def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> None:
     scenario = graph_scenario(build(protocol, zero_knowledge=zero_knowledge))
@@ -159,9 +186,18 @@ def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> 
     assert ("completeness_under_attack" in found) == paid, "where some prover is paid for a rejection"
     assert found["soundness_error"]["n"] == 3
     for table in (found["attack"][goal] for goal in ("soundness", "completeness")[: 1 + paid]):
-        assert [row["kind"] for row in table["attackers"]] == ["fresh", "continued", "own", "random", "silent", "search"]
+        assert [row["kind"] for row in table["attackers"]] == [
+            "fresh",
+            "continued",
+            "own",
+            "random",
+            "silent",
+            "search",
+        ]
         assert table["every_message"] is None or table["every_message"]["estimate"] <= table["any_attacker"]["estimate"]
-    assert set(found.get("deciders_under_attack", {})) == set(scenario.protocol.panel.members if scenario.protocol.panel else ())
+    assert set(found.get("deciders_under_attack", {})) == set(
+        scenario.protocol.panel.members if scenario.protocol.panel else ()
+    )
 
 
 def test_attackers_are_chosen_on_instances_that_none_of_them_learned_from() -> None:

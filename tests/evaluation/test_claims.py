@@ -1,4 +1,5 @@
-"""Agent score difference: closed forms by protocol, who counts as honest, and an interval that covers as often as it says."""
+"""Agent score difference: closed forms by protocol, who counts as honest, and an interval that covers as often as it
+says."""
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build
 def drawn(seed: int, n: int = 500) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Episode seeds, labels, and verdicts of which some are undecided."""
     random = np.random.default_rng(seed)
-    return random.integers(0, 1000, n), random.integers(0, 2, n), random.choice([REJECT, ACCEPT, CONTINUE], n, p=[0.5, 0.4, 0.1])
+    return (
+        random.integers(0, 1000, n),
+        random.integers(0, 2, n),
+        random.choice([REJECT, ACCEPT, CONTINUE], n, p=[0.5, 0.4, 0.1]),
+    )
 
 
 def test_one_prover_for_acceptance_earns_completeness_less_soundness_error() -> None:
@@ -41,7 +46,10 @@ def test_where_a_role_is_drawn_it_decides(name: str) -> None:
     seed_B, y_B, _ = drawn(2)
     side_BA = sides(protocol, seed_B, y_B)
     role_B = [protocol.role_of(seed) for seed in seed_B.tolist()]
-    honest = [role == "helpful" or (role, y) in {("accept", 1), ("reject", 0)} for role, y in zip(role_B, y_B.tolist(), strict=True)]
+    honest = [
+        role == "helpful" or (role, y) in {("accept", 1), ("reject", 0)}
+        for role, y in zip(role_B, y_B.tolist(), strict=True)
+    ]
     assert side_BA[:, 0].tolist() == [1 if one else -1 for one in honest]
     assert not side_BA[:, 1].any(), "a verifier is neither"
 
@@ -57,14 +65,19 @@ def test_several_plays_of_an_instance_are_no_more_instances() -> None:
     seed_B, y_B, verdict_B = drawn(3)
     return_BA, side_BA = np.stack([verdict_B == ACCEPT, y_B], axis=1).astype(float), sides(build("nip"), seed_B, y_B)
     once = score_difference(return_BA, side_BA)
-    thrice = score_difference(*(np.repeat(x, 3, axis=0) for x in (return_BA, side_BA)), np.repeat(np.arange(len(y_B)), 3))
-    assert [thrice.estimate, thrice.lower, thrice.upper] == pytest.approx([once.estimate, once.lower, once.upper], abs=1e-9)
+    thrice = score_difference(
+        *(np.repeat(x, 3, axis=0) for x in (return_BA, side_BA)), np.repeat(np.arange(len(y_B)), 3)
+    )
+    assert [thrice.estimate, thrice.lower, thrice.upper] == pytest.approx(
+        [once.estimate, once.lower, once.upper], abs=1e-9
+    )
     assert thrice.n == once.n
 
 
 @pytest.mark.parametrize("name", ["nip", "debate"])
 def test_the_interval_covers_as_often_as_it_says(name: str) -> None:
-    """Accepted: 8 of 10 true claims, 3 of 10 false ones; so 0.5 for one prover, and (0.8 + 0.7) / 2 right of all in a debate."""
+    """Accepted: 8 of 10 true claims, 3 of 10 false ones; so 0.5 for one prover, and (0.8 + 0.7) / 2 right of all in a
+    debate."""
     protocol, random, held = build(name), np.random.default_rng(4), 0
     truth = {"nip": 0.5, "debate": 0.5}[name]
     for _ in range(2000):
@@ -86,7 +99,10 @@ def test_a_prover_without_a_turn_argues_for_nothing(name: str, one_prover: bool)
     protocol, random = build(name, verdicts=("zero", "one", "two"), **options), np.random.default_rng(5)
     seed_B, y_B, verdict_B = random.integers(0, 999, 600), random.integers(0, 3, 600), random.integers(0, 4, 600)
     argued_B = seed_B % 3
-    found = {key: (int(hit_B.sum()), int(of_B.sum())) for key, (hit_B, of_B) in shares(protocol, verdict_B, y_B, seed_B).items()}
+    found = {
+        key: (int(hit_B.sum()), int(of_B.sum()))
+        for key, (hit_B, of_B) in shares(protocol, verdict_B, y_B, seed_B).items()
+    }
     true_B, right_B = argued_B == y_B, verdict_B == y_B
     assert found["completeness"] == ((right_B & true_B).sum(), true_B.sum())
     assert found["soundness"] == ((right_B & ~true_B).sum(), (~true_B).sum())

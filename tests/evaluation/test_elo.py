@@ -46,7 +46,8 @@ def test_who_won_everything_is_not_sure_of_it() -> None:
 
 @pytest.mark.parametrize("transitive", [True, False])
 def test_intervals_cover_as_often_as_they_say(transitive: bool) -> None:
-    """Also where no ratings explain the scores, and hard instances are hard for all: then of what endlessly many games would give."""
+    """Also where no ratings explain the scores, and hard instances are hard for all: then of what endlessly many games
+    would give."""
     chances = np.random.default_rng(0)
     row_R, column_C = np.array([-150.0, 0.0, 250.0]), np.array([-60.0, -40.0])
     expected_RC = 1 / (1 + 10 ** ((column_C - row_R[:, None]) / 400))

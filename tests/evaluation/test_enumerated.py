@@ -20,7 +20,10 @@ from tests.runs.small import MESSAGES, small
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("enumerated")
-    return [run_experiment(small("iterations=1", f"seed={seed}", base=MESSAGES), folder / str(seed), quiet=True).run_dir for seed in (0, 1)]
+    return [
+        run_experiment(small("iterations=1", f"seed={seed}", base=MESSAGES), folder / str(seed), quiet=True).run_dir
+        for seed in (0, 1)
+    ]
 
 
 def test_greedy_figures_count_situations_and_have_no_interval(runs: list[Path]) -> None:
@@ -63,7 +66,10 @@ def test_a_sample_of_the_situations_is_not_exact() -> None:
 def test_records_of_drawn_attackers_keep_their_intervals() -> None:
     record = {"estimate": 0.5, "lower": 0.4, "upper": 0.6, "n": 512}
     rows = [{"mode": mode, "chosen": mode == "greedy", "held_out": record} for mode in ("sampled", "greedy")]
-    entries = {"soundness_error": record, "attack": {"soundness": {"attackers": rows, "every_message": None}, "seed": 0}}
+    entries = {
+        "soundness_error": record,
+        "attack": {"soundness": {"attackers": rows, "every_message": None}, "seed": 0},
+    }
     found = attack_as_exact(entries, 4 / 1024)
     sampled, greedy = found["attack"]["soundness"]["attackers"]
     assert sampled["held_out"] == record

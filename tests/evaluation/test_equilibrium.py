@@ -1,4 +1,5 @@
-"""Regrets and equilibria of haystacks of two places, against what is found by hand and by trying all strategies another way."""
+"""Regrets and equilibria of haystacks of two places, against what is found by hand and by trying all strategies another
+way."""
 
 from itertools import product
 from typing import Any
@@ -38,7 +39,13 @@ class Scripted(nn.Module):
         message[torch.arange(len(symbols)), 0, torch.tensor(symbols)] = 0
         decision = torch.full((len(symbols), 3), -50.0)
         decision[torch.arange(len(symbols)), torch.tensor(decisions)] = 0
-        return Policy(message, None, decision if self.decides else None, obs["speaks"], obs["may_decide"] if self.decides else None), None
+        return Policy(
+            message,
+            None,
+            decision if self.decides else None,
+            obs["speaks"],
+            obs["may_decide"] if self.decides else None,
+        ), None
 
     decides = False
 
@@ -71,17 +78,23 @@ def test_regrets_found_by_hand() -> None:
     hiding = Scripted(lambda row: (1 if row[4] > 0 else 0, 2))
     found = grow(scenario, {"prover": hiding, "verifier": Judge(needle_seen)}, ids, KINDS)
     assert found.values() == pytest.approx({"prover": 0.0, "verifier": 0.0})
-    assert found.regrets() == pytest.approx({"prover": 0.5, "verifier": 0}), "the verifier is shown hay, whatever there is"
+    assert found.regrets() == pytest.approx({"prover": 0.5, "verifier": 0}), (
+        "the verifier is shown hay, whatever there is"
+    )
 
 
-@pytest.mark.parametrize(("name", "params"), [("open_debate", dict(max_rounds=3)), ("judge_panel", {}), ("nip", dict(max_rounds=4))])
+@pytest.mark.parametrize(
+    ("name", "params"), [("open_debate", dict(max_rounds=3)), ("judge_panel", {}), ("nip", dict(max_rounds=4))]
+)
 def test_values_are_those_of_play(name: str, params: dict[str, Any]) -> None:
     scenario, ids = haystack(name, **params)
     networks = {agent: scenario.build_agent(agent, seed) for seed, agent in enumerate(scenario.protocol.agents)}
     exact = grow(scenario, networks, ids, KINDS)
     draw = torch.Generator().manual_seed(0)
     id_B = ids[torch.multinomial(KINDS, 40_000, True, generator=draw)]
-    rollout = play_rollout(BatchedPlay(scenario), networks, id_B, torch.randint(2**16, id_B.shape, generator=draw), draw)
+    rollout = play_rollout(
+        BatchedPlay(scenario), networks, id_B, torch.randint(2**16, id_B.shape, generator=draw), draw
+    )
     sampled = rollout.reward_BRA.sum(1).double()
     error_A = 4 * sampled.std(0) / len(id_B) ** 0.5
     assert ((sampled.mean(0) - torch.tensor(list(exact.values().values()))).abs() < error_A).all()
@@ -103,20 +116,30 @@ def test_equilibria_are_those_of_the_matrix() -> None:
     expected = torch.stack([paid[0][stable], paid[1][stable]], 1)
     order = [torch.tensor(sorted(returns.tolist())) for returns in (found, expected)]
     assert torch.allclose(*order)
-    assert {0.0, 1.0} == {round(one, 6) for one in found[:, 1].tolist()}, "a verifier that heeds nothing, and one that looks"
+    assert {0.0, 1.0} == {round(one, 6) for one in found[:, 1].tolist()}, (
+        "a verifier that heeds nothing, and one that looks"
+    )
 
 
 EQUILIBRIA: dict[str, tuple[dict[str, Any], set[tuple[float, ...]]]] = {
     "helpful_sneaky": ({}, {(0.5, 0.0), (0.75, 0.5)}),
     "merlin_arthur": ({}, {(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.75, 0.25, 0.5)}),
-    "debate": (dict(max_rounds=2, min_rounds=2, verifier_first=False), {(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.5, 1.0)}),
+    "debate": (
+        dict(max_rounds=2, min_rounds=2, verifier_first=False),
+        {(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.5, 1.0)},
+    ),
     "critique": ({}, {(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.5, 1.0)}),
-    "open_consultancy": (dict(max_rounds=2), {(0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.5, 1.0), (1.0, 0.0), (1.0, 0.5), (1.0, 1.0)}),
+    "open_consultancy": (
+        dict(max_rounds=2),
+        {(0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (0.5, 1.0), (1.0, 0.0), (1.0, 0.5), (1.0, 1.0)},
+    ),
 }
 """Protocol -> (parameters, returns of the agents in its equilibria in pure strategies)."""
 
 
-@pytest.mark.parametrize(("name", "params", "returns"), [(name, *rest) for name, rest in EQUILIBRIA.items()], ids=EQUILIBRIA.keys())
+@pytest.mark.parametrize(
+    ("name", "params", "returns"), [(name, *rest) for name, rest in EQUILIBRIA.items()], ids=EQUILIBRIA.keys()
+)
 def test_what_equilibria_pay(name: str, params: dict[str, Any], returns: set[tuple[float, ...]]) -> None:
     scenario, ids = haystack(name, **params)
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
@@ -126,12 +149,17 @@ def test_what_equilibria_pay(name: str, params: dict[str, Any], returns: set[tup
 
 @pytest.mark.parametrize(("name", "rounds"), [("bisection", 3), ("prover_estimator", 4)])
 def test_a_claim_of_two_steps(name: str, rounds: int) -> None:
-    """Nobody is heeded, and one verdict is given to all; or the verifier looks, and is always right: half of the claims are true."""
+    """Nobody is heeded, and one verdict is given to all; or the verifier looks, and is always right: half of the claims
+    are true."""
     scenario = TwoSteps(build(name, max_rounds=rounds), TwoStepsSettings())
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     found = grow(scenario, networks, torch.arange(2), torch.full((2,), 0.5), decisive=True).pure_equilibria(20_000_000)
     other = name == "bisection"  # who is paid for rejection, where an estimator is paid for nothing but its estimates
-    paid = {(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.5, 1.0)} if other else {(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.0, 1.0)}
+    paid = (
+        {(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.5, 1.0)}
+        if other
+        else {(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.0, 1.0)}
+    )
     assert {tuple(round(one, 6) + 0.0 for one in row) for row in torch.unique(found, dim=0).tolist()} == paid
 
 

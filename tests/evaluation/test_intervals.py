@@ -13,7 +13,8 @@ from nip_ray.evaluation.intervals import Mean, clustered_mean, clustered_share, 
 @pytest.mark.parametrize(
     ("successes", "n", "lower", "upper"),
     [
-        # Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17 (1998), table I
+        # Newcombe, "Two-sided confidence intervals for the single proportion", Statistics in Medicine 17 (1998), table
+        # I
         (81, 263, 0.2527, 0.3676),
         (15, 148, 0.0578, 0.1617),
         (0, 20, 0.0, 0.1684),
@@ -36,7 +37,10 @@ def test_bounds_solve_the_binomial_tails(counts: tuple[int, int]) -> None:
     """The definition: at each bound, what was seen or more extreme has probability 0.025."""
     k, n = counts
     found, tail = proportion(k, n), 0.025
-    chance = {share: [math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(n + 1)] for share in (found.lower, found.upper)}
+    chance = {
+        share: [math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(n + 1)]
+        for share in (found.lower, found.upper)
+    }
     assert found.lower <= found.estimate <= found.upper
     if k > 0:
         assert sum(chance[found.lower][k:]) == pytest.approx(tail, rel=1e-6)
@@ -115,8 +119,8 @@ def test_unequal_repeats_are_pooled_even_where_each_item_is_unanimous() -> None:
 
 
 def test_coverage_with_dependent_repeats() -> None:
-    """Items differ in how hard they are, five plays each. The interval over items covers the true share as often as it says; that of
-    independent trials does not."""
+    """Items differ in how hard they are, five plays each. The interval over items covers the true share as often as it
+    says; that of independent trials does not."""
     random, items, repeats, runs, truth = np.random.default_rng(1), 60, 5, 800, 0.6
     covered = naive = 0
     for _ in range(runs):
@@ -132,8 +136,8 @@ def test_coverage_with_dependent_repeats() -> None:
 
 @pytest.mark.parametrize(("items", "repeats", "truth"), [(20, 4, 0.95), (50, 2, 0.95), (200, 2, 0.98), (20, 4, 0.7)])
 def test_shares_near_1_are_covered_as_often_as_they_say(items: int, repeats: int, truth: float) -> None:
-    """Student's interval of the items' means held the first three in 87 to 89 % of such runs: where few items differ, their spread is not
-    known from them."""
+    """Student's interval of the items' means held the first three in 87 to 89 % of such runs: where few items differ,
+    their spread is not known from them."""
     random = np.random.default_rng(2)
     right_RI = random.binomial(repeats, random.beta(4 * truth, 4 * (1 - truth), size=(800, items)))
     found = [clustered_share(right_I, np.full(items, repeats)) for right_I in right_RI if right_I.min() < repeats]

@@ -47,7 +47,9 @@ def noise(rollout: Rollout, symbols: int) -> Tensor:
     return torch.randint(symbols, (rollout.num_copies,), generator=torch.Generator().manual_seed(9))
 
 
-def scores(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings = SETTINGS) -> dict[str, float | None]:
+def scores(
+    scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings = SETTINGS
+) -> dict[str, float | None]:
     return {agent: score.estimate for agent, score in message_regression(scenario, rollout, settings, 0).items()}
 
 
@@ -70,7 +72,8 @@ def test_a_message_that_is_the_label(game: Scenario, rollout: Rollout) -> None:
 
 
 def test_what_was_received_does_not_count() -> None:
-    """In nip the prover answers: what it was asked would tell all, what it says tells nothing, and the other way round."""
+    """In nip the prover answers: what it was asked would tell all, what it says tells nothing, and the other way
+    round."""
     scenario = graph_scenario(build("nip", min_rounds=3), PAIRS)
     protocol, rollout = scenario.protocol, played(scenario)
     asked = saying(protocol, rollout, "verifier", rollout.y_B)
@@ -144,4 +147,6 @@ def test_rows_and_documents_and_evaluate_agree(tmp_path: Path, base: dict[str, o
         key, record = f"eval/{agent}/message_regression", document[agent]
         assert last[key] == record["estimate"] == figures[key]
         assert (figures[f"{key}/lower"], figures[f"{key}/upper"]) == (record["lower"], record["upper"])
-    assert "| `eval/<agent>/message_regression` |" in (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert "| `eval/<agent>/message_regression` |" in (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(
+        encoding="utf-8"
+    )

@@ -17,7 +17,9 @@ from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import graph_scenario, spread_heads
 
 
-@pytest.mark.parametrize(("protocol", "attackers"), [("nip", ["prover"]), ("debate", ["prover1"]), ("mnip", ["prover0", "prover1"])])
+@pytest.mark.parametrize(
+    ("protocol", "attackers"), [("nip", ["prover"]), ("debate", ["prover1"]), ("mnip", ["prover0", "prover1"])]
+)
 def test_greedy_values_are_those_of_all_scripts(protocol: str, attackers: list[str]) -> None:
     """Three rounds on graphs of at most six nodes, in which each attacker has one turn."""
     scenario = graph_scenario(build(protocol, max_rounds=3, min_rounds=1))
@@ -60,7 +62,9 @@ def test_of_a_panel_and_its_members_values_are_those_of_all_messages(rule: str) 
         by = staged.by(scenario.protocol)
         for who in best:
             verdict_B = by[who or "verifier"].rollout.verdict_B
-            best[who] = torch.maximum(best[who], torch.stack([verdict_B == ACCEPT, verdict_B != scenario.label_I[id_B]], 1).float())
+            best[who] = torch.maximum(
+                best[who], torch.stack([verdict_B == ACCEPT, verdict_B != scenario.label_I[id_B]], 1).float()
+            )
         sampled = torch.maximum(sampled, staged.chance_BRD[:, 1, ACCEPT])
     for who, expected in best.items():
         tree = MessageTree(scenario, networks, ["prover"], ACCEPT, WAYS[:2], max_nodes=100_000, who=who)
@@ -88,16 +92,22 @@ def played(
         heard_NF = torch.where(legal_NF & (wanted >= 0), wanted, -1)
         return {**turn.action, "message": heard_NF}
 
-    players = {agent: Player(network, edit=script if agent in attackers else None) for agent, network in networks.items()}
+    players = {
+        agent: Player(network, edit=script if agent in attackers else None) for agent, network in networks.items()
+    }
     return stage_all(BatchedPlay(scenario), players, id_B, seed_B).rollout.verdict_B
 
 
 def test_sampled_values_are_what_plays_come_to_on_average() -> None:
-    """Against the best answers, found by the tree itself with one attacker who has one turn: answers do not depend on chance after it."""
+    """Against the best answers, found by the tree itself with one attacker who has one turn: answers do not depend on
+    chance after it."""
     scenario = graph_scenario(build("nip", max_rounds=3, min_rounds=3))
-    networks: dict[str, nn.Module] = {agent: scenario.build_agent(agent, 5).eval() for agent in scenario.protocol.agents}
+    networks: dict[str, nn.Module] = {
+        agent: scenario.build_agent(agent, 5).eval() for agent in scenario.protocol.agents
+    }
     id_B, seed_B = torch.arange(len(scenario.label_I)), torch.zeros(len(scenario.label_I), dtype=torch.int64)
-    silent = MessageTree(scenario, networks, [], ACCEPT, max_nodes=100_000)  # nobody attacks: the prover is sampled as well
+    # nobody attacks: the prover is sampled as well
+    silent = MessageTree(scenario, networks, [], ACCEPT, max_nodes=100_000)
     expected_B = silent.values(id_B, seed_B)[:, WAYS.index("sampled"), 0]
     noise, repeats = torch.Generator().manual_seed(0), 400
     players = {agent: Player(network, noise) for agent, network in networks.items()}
@@ -159,4 +169,6 @@ def test_more_words_than_can_be_held_are_too_many() -> None:
     scenario = graph_scenario(build("judge_panel", judges=8, max_rounds=4))
     networks = {agent: scenario.build_agent(agent, 3).eval() for agent in scenario.protocol.agents}
     with pytest.raises(TooManyNodes):
-        MessageTree(scenario, networks, ["prover"], ACCEPT, WAYS, max_nodes=2000).values(torch.arange(2), torch.arange(2))
+        MessageTree(scenario, networks, ["prover"], ACCEPT, WAYS, max_nodes=2000).values(
+            torch.arange(2), torch.arange(2)
+        )

@@ -48,7 +48,8 @@ def test_instances_may_be_sorted_by_their_labels() -> None:
 
 
 def test_no_instance_is_alone_in_its_batch_and_keeps_its_own_message() -> None:
-    """A positive one among many negative ones, and one more than a batch takes: wherever it falls, it loses its password."""
+    """A positive one among many negative ones, and one more than a batch takes: wherever it falls, it loses its
+    password."""
     negative = (message_game().label_I == 0).nonzero().flatten()
     id_B = torch.cat([negative, negative[:1] + 2])
     assert len(id_B) == BATCH + 1
@@ -83,10 +84,15 @@ def test_a_prover_that_says_always_the_same_can_be_quoted_anywhere() -> None:
 def test_of_several_provers_each_is_silenced_alone() -> None:
     scenario = graph_scenario("debate")
     play, id_B = BatchedPlay(scenario), scenario.ids("test").cpu()
-    seed_B, networks = torch.zeros_like(id_B), {agent: scenario.build_agent(agent, 3) for agent in scenario.protocol.agents}
+    seed_B, networks = (
+        torch.zeros_like(id_B),
+        {agent: scenario.build_agent(agent, 3) for agent in scenario.protocol.agents},
+    )
 
     def right(silenced: str) -> torch.Tensor:
-        players = {agent: Player(network, edit=silence if agent == silenced else None) for agent, network in networks.items()}
+        players = {
+            agent: Player(network, edit=silence if agent == silenced else None) for agent, network in networks.items()
+        }
         rollout = stage_all(play, players, id_B, seed_B).rollout
         return rollout.verdict_B == rollout.y_B
 
@@ -102,4 +108,7 @@ def test_of_several_provers_each_is_silenced_alone() -> None:
 def test_a_game_without_a_prover_has_no_messages_to_value() -> None:
     scenario = graph_scenario("solo_verifier")
     ids = scenario.ids("test")
-    assert message_value(BatchedPlay(scenario), {"verifier": scenario.build_agent("verifier", 0)}, ids, ids, ids > 0, 0) == {}
+    assert (
+        message_value(BatchedPlay(scenario), {"verifier": scenario.build_agent("verifier", 0)}, ids, ids, ids > 0, 0)
+        == {}
+    )

@@ -57,11 +57,15 @@ def slow_samples(protocol: Protocol, rollout: Rollout, groups: dict[str, Tensor]
             samples.setdefault(f"verifier/accuracy/{group}={int(labels[int(rollout.id_B[b])])}", []).append(right)
         samples.setdefault("episode_length", []).append(float(rollout.length_B[b]))
         for a, agent in enumerate(protocol.agents):
-            samples.setdefault(f"{agent}/return", []).append(sum(float(rollout.reward_BRA[b, r, a]) for r in range(rollout.num_rounds)))
+            samples.setdefault(f"{agent}/return", []).append(
+                sum(float(rollout.reward_BRA[b, r, a]) for r in range(rollout.num_rounds))
+            )
     for place, member in enumerate(protocol.verifiers if protocol.panel else ()):
         assert rollout.vote_BM is not None
         own = slow_samples(replace(protocol, panel=None), replace(rollout, verdict_B=rollout.vote_BM[:, place]), groups)
-        samples |= {key.replace("verifier", member, 1): values for key, values in own.items() if key.startswith("verifier")}
+        samples |= {
+            key.replace("verifier", member, 1): values for key, values in own.items() if key.startswith("verifier")
+        }
     if protocol.roles:
         for place, role in enumerate(protocol.roles):
             drawn = rollout.copies(rollout.seed_B % len(protocol.roles) == place)
@@ -78,7 +82,8 @@ def slow_score_difference(protocol: Protocol, rollout: Rollout) -> float | None:
         for prover in protocol.provers:
             a = protocol.agents.index(prover)
             after = [verdict for verdict, roles in protocol.wanted_by(prover, y).items() if role in roles or not roles]
-            speaks = protocol.speaks_in(prover)[int(rollout.seed_B[b]) % len(protocol.turns)]  # drawn to, whatever a random rollout has
+            # drawn to, whatever a random rollout has
+            speaks = protocol.speaks_in(prover)[int(rollout.seed_B[b]) % len(protocol.turns)]
             if after and speaks and bool(rollout.turn_BRA[b, :, a].any()):
                 paid[after == [y]].append(float(rollout.reward_BRA[b, :, a].double().sum()))
     return sum(paid[True]) / len(paid[True]) - sum(paid[False]) / len(paid[False]) if all(paid.values()) else None
@@ -108,7 +113,8 @@ def test_against_one_copy_at_a_time(name: str, copies: int, instances: int, seed
         assert record[key]["estimate"] == pytest.approx(found[key])
         if key.startswith("verifier/") and "/return" not in key:
             assert record[key] == proportion(int(sum(values)), len(values)).record()
-    for key in (key for key in record.keys() - samples.keys() if "/return" not in key):  # a class or role that does not occur
+    # a class or role that does not occur
+    for key in (key for key in record.keys() - samples.keys() if "/return" not in key):
         assert record[key] == {"estimate": None, "lower": 0.0, "upper": 1.0, "n": 0}
 
 

@@ -1,4 +1,5 @@
-"""Chances of a panel's verdicts: against a sum over all votes, and in plays of several rounds against what was voted."""
+"""Chances of a panel's verdicts: against a sum over all votes, and in plays of several rounds against what was
+voted."""
 
 import math
 from itertools import product
@@ -39,18 +40,24 @@ def test_against_a_sum_over_all_votes(rule: Any, members: int) -> None:
 def test_in_play_of_several_rounds() -> None:
     """Two judges, four rounds: the first vote is known when the second is cast."""
     scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="veto"))
-    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    networks = {
+        agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
+    }
     id_B = scenario.ids("test").repeat(60)
     players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
     staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     assert rollout.vote_BM is not None
     first, second = (staged.members[judge] for judge in ("judge0", "judge1"))
-    assert torch.allclose(chance_BRD[:, 1, 1], first[:, 1, 1] * second[:, 1, 1], atol=1e-6), "accepted at once if both accept"
+    assert torch.allclose(chance_BRD[:, 1, 1], first[:, 1, 1] * second[:, 1, 1], atol=1e-6), (
+        "accepted at once if both accept"
+    )
     assert torch.allclose(chance_BRD[:, 1, 2], 1 - (1 - first[:, 1, 2]) * (1 - second[:, 1, 2]), atol=1e-6)
     voted_B = (rollout.decision_BRA[:, 1, 1] == 0) & (rollout.decision_BRA[:, 1, 2] == CONTINUE)
     assert bool(voted_B.any())
-    assert torch.allclose(chance_BRD[voted_B, 3, 0], torch.ones(int(voted_B.sum()))), "one has rejected, whatever the other does"
+    assert torch.allclose(chance_BRD[voted_B, 3, 0], torch.ones(int(voted_B.sum()))), (
+        "one has rejected, whatever the other does"
+    )
     over_B = rollout.length_B == 2
     assert bool(over_B.any())
     assert not bool(chance_BRD[over_B, 2:].any())
@@ -64,9 +71,12 @@ def test_in_play_of_several_rounds() -> None:
 
 
 def test_of_the_mean_in_play_of_several_rounds() -> None:
-    """A vote stands with the probability it was cast with; the verdict, its chances and its confidence are those of the mean."""
+    """A vote stands with the probability it was cast with; the verdict, its chances and its confidence are those of the
+    mean."""
     scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="mean", verifier_scoring="brier"))
-    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    networks = {
+        agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
+    }
     id_B = scenario.ids("test").repeat(20)
     for noise in (None, 1):
         players = {agent: Player(network, noise and generator(noise, agent)) for agent, network in networks.items()}
@@ -99,25 +109,36 @@ def test_of_the_mean_in_play_of_several_rounds() -> None:
 
 
 def test_what_attackers_are_paid_grows_with_the_mean() -> None:
-    """Half for the verdict, which goes over at one half, and half for how near it is; of other rules the verdict's probability alone."""
+    """Half for the verdict, which goes over at one half, and half for how near it is; of other rules the verdict's
+    probability alone."""
     for rule in ("mean", "majority"):
         scenario = graph_scenario(build("judge_panel", panel_rule=rule))
-        networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+        networks = {
+            agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
+        }
         id_B = scenario.ids("test")
-        staged = stage(BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B)
+        staged = stage(
+            BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B
+        )
         for verdict in (REJECT, ACCEPT):
             pay_B = staged.towards_BR(verdict).sum(1)
             if staged.stated_B is None:
                 assert pay_B.equal(staged.chance_BRD[:, :, verdict].sum(1))
             else:
                 share_B = staged.stated_B if verdict else 1 - staged.stated_B
-                assert torch.allclose(pay_B, (share_B.nan_to_num(0.0) + staged.chance_BRD[:, :, verdict].sum(1)) / 2, atol=1e-6)
+                assert torch.allclose(
+                    pay_B, (share_B.nan_to_num(0.0) + staged.chance_BRD[:, :, verdict].sum(1)) / 2, atol=1e-6
+                )
                 assert len(set(pay_B.tolist())) > 5
 
 
 def test_a_forced_verdict_has_no_confidence() -> None:
-    scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, min_rounds=1, panel_rule="mean", force_guess="y"))
-    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    scenario = graph_scenario(
+        build("judge_panel", judges=2, max_rounds=4, min_rounds=1, panel_rule="mean", force_guess="y")
+    )
+    networks = {
+        agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
+    }
     id_B = scenario.ids("test")
     staged = stage(BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B)
     assert staged.rollout.verdict_B.equal(staged.rollout.y_B)

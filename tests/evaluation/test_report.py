@@ -1,4 +1,5 @@
-"""The report, from synthetic run folders: what it says, what it survives, and that nothing in a run can reach out of the page."""
+"""The report, from synthetic run folders: what it says, what it survives, and that nothing in a run can reach out of
+the page."""
 
 import base64
 import hashlib
@@ -44,7 +45,11 @@ def metric_rows(iterations: int, agent: str = "prover", every: int = 10, final: 
         row |= {"env_steps": 1600, "env_steps_total": 1600 * i, "env_steps_per_s": 5700, "episodes": 256}
         row |= {f"train/{name}": value for name, value in shares.items()}
         for name in ("verifier", agent):
-            row |= {f"learn/{name}/entropy": 2.5 - level, f"learn/{name}/kl": 0.01, f"learn/{name}/decision_entropy": 0.0}
+            row |= {
+                f"learn/{name}/entropy": 2.5 - level,
+                f"learn/{name}/kl": 0.01,
+                f"learn/{name}/decision_entropy": 0.0,
+            }
         row["learn/verifier/decision_entropy"] = 1.1 - level
         if i % every == 0 or i == iterations:
             row |= {f"eval/{name}": value for name, value in shares.items()} | {"eval/verifier/solo_baseline": 0.65}
@@ -82,7 +87,13 @@ def transcript(instance: int, label: int, verdict: int, message: object = 7, age
 
 def run_folder(path: Path, rows: list[dict[str, float]] | None = None, **files: str | None) -> Path:
     """A complete run folder. files: contents to put in place of the usual ones (None: leave the file out)."""
-    config = {"name": "quickstart", "iterations": 100, "seed": 3, "protocol": {"name": "nip"}, "scenario": {"name": "graph_isomorphism"}}
+    config = {
+        "name": "quickstart",
+        "iterations": 100,
+        "seed": 3,
+        "protocol": {"name": "nip"},
+        "scenario": {"name": "graph_isomorphism"},
+    }
     contents: dict[str, str | None] = {
         "config": yaml.safe_dump(config),
         "metrics": "".join(json.dumps(row) + "\n" for row in rows or metric_rows(100)),
@@ -160,17 +171,33 @@ def test_a_complete_run(tmp_path: Path) -> None:
     assert_self_contained(page)
     low, high = (f"{100 * bound:.1f}" for bound in (proportion(720, 1000).lower, proportion(720, 1000).upper))
     assert (
-        f"On 1,000 held-out instances the verifier decided 72.0 % correctly (95 % interval {low} to {high}, greedy play): "
-        "above chance (50.0 %) and above the 65.0 % measured without a prover (fitted classifier)." in page.text
+        f"On 1,000 held-out instances the verifier decided 72.0 % correctly (95 % interval {low} to {high}, greedy"
+        " play): above chance (50.0 %) and above the 65.0 % measured without a prover (fitted classifier)." in page.text
     )
     assert "incomplete" not in page.text
-    for words in ("Soundness: rejected, of those to reject", "Return of prover", "Accuracy by wl_score", "seed 3", "torch"):
+    for words in (
+        "Soundness: rejected, of those to reject",
+        "Return of prover",
+        "Accuracy by wl_score",
+        "seed 3",
+        "torch",
+    ):
         assert words in page.text
-    assert page.text.index("instance 0: not isomorphic, verdict accept") < page.text.index("instance 1: isomorphic, verdict accept")
+    assert page.text.index("instance 0: not isomorphic, verdict accept") < page.text.index(
+        "instance 1: isomorphic, verdict accept"
+    )
     group = page.text[page.text.index("Accuracy by wl_score") :]
     assert group.index("-1") < group.index(" 2 ") < group.index(" 10 ")
     names = {picture.name for picture in (path.parent / "curves").iterdir()}
-    expected = ("accuracy", "completeness_soundness", "judge_hacking", "accuracy_by_wl_score", "episode_length", "returns", "entropies")
+    expected = (
+        "accuracy",
+        "completeness_soundness",
+        "judge_hacking",
+        "accuracy_by_wl_score",
+        "episode_length",
+        "returns",
+        "entropies",
+    )
     assert names == {f"{name}.pdf" for name in expected}, "time never changes"
     assert all(picture.read_bytes().startswith(b"%PDF-") for picture in (path.parent / "curves").iterdir())
     assert path.read_text().count('<svg class="curve"') == len(names)
@@ -189,7 +216,9 @@ def test_a_complete_run(tmp_path: Path) -> None:
     ],
 )
 def test_the_headline_follows_the_interval(tmp_path: Path, right: int, baseline: int | None, verdict: str) -> None:
-    page = Page(write_report(run_folder(tmp_path / "run", metric_rows(3), evaluation=json.dumps(evaluation(right, baseline)))))
+    page = Page(
+        write_report(run_folder(tmp_path / "run", metric_rows(3), evaluation=json.dumps(evaluation(right, baseline))))
+    )
     assert verdict in page.text
     shown, _, rest = page.text.partition("Not shown")
     claim = "decides better than chance"
@@ -221,7 +250,9 @@ def test_the_wrong_side_wins_what_is_neither_right_nor_undecided(tmp_path: Path)
 def test_groups_that_are_not_drawn_are_counted() -> None:
     rows = metric_rows(20)
     assert "Accuracy by wl_score" in {panel.title for panel in panels(rows, 0.5, None)}
-    rows = [{**row, **{f"train/verifier/accuracy/wl_score={n}": 0.01 * i for n in range(9)}} for i, row in enumerate(rows)]
+    rows = [
+        {**row, **{f"train/verifier/accuracy/wl_score={n}": 0.01 * i for n in range(9)}} for i, row in enumerate(rows)
+    ]
     assert "Accuracy by wl_score, 8 of 10 groups" in {panel.title for panel in panels(rows, 0.5, None)}
 
 
@@ -234,7 +265,10 @@ def test_a_curve_of_one_iteration_names_no_other() -> None:
 @pytest.mark.usefixtures("no_curves")
 def test_chance_is_the_share_of_the_more_frequent_label(tmp_path: Path) -> None:
     document = evaluation(720, None)
-    document["greedy"] |= {"verifier/completeness": proportion(500, 600).record(), "verifier/soundness": proportion(220, 400).record()}
+    document["greedy"] |= {
+        "verifier/completeness": proportion(500, 600).record(),
+        "verifier/soundness": proportion(220, 400).record(),
+    }
     page = Page(write_report(run_folder(tmp_path / "run", metric_rows(3), evaluation=json.dumps(document))))
     assert "above chance (60.0 %)" in page.text
 
@@ -244,7 +278,9 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     folder = run_folder(
         tmp_path / "run",
         [row | {f"eval/verifier/accuracy/{HOSTILE}={HOSTILE}": 0.5} for row in metric_rows(12, agent)],
-        config=yaml.safe_dump({"name": HOSTILE, "iterations": HOSTILE, "protocol": {"name": HOSTILE}, "scenario": HOSTILE}),
+        config=yaml.safe_dump(
+            {"name": HOSTILE, "iterations": HOSTILE, "protocol": {"name": HOSTILE}, "scenario": HOSTILE}
+        ),
         evaluation=json.dumps(evaluation(agent=agent) | {"split": HOSTILE, "iteration": HOSTILE}),
         environment=json.dumps({HOSTILE: HOSTILE}),
         transcripts=json.dumps(transcript(1, 0, 1, HOSTILE, agent) | {"instance": HOSTILE, "length": HOSTILE}) + "\n",
@@ -286,14 +322,19 @@ def test_metrics_alone_are_enough(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n" + '{"iteration": 2, "train/ver')
     page = Page(write_report(tmp_path))
     assert_self_contained(page)
-    assert "No evaluation was made. In training the verifier decided 50.0 % correctly in the last iteration" in page.text
+    assert (
+        "No evaluation was made. In training the verifier decided 50.0 % correctly in the last iteration" in page.text
+    )
     assert "1 unreadable line of metrics.jsonl was left out." in page.text
 
 
 @pytest.mark.usefixtures("no_curves")
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     lines = [json.dumps(row) for row in metric_rows(5)]
-    lines[2] = '{"iteration": 3, "train/verifier/accuracy": NaN, "train/episode_length": "x", "time/learn_s": null, "env_steps": 1e999}'
+    lines[2] = (
+        '{"iteration": 3, "train/verifier/accuracy": NaN, "train/episode_length": "x", "time/learn_s": null,'
+        ' "env_steps": 1e999}'
+    )
     folder = run_folder(
         tmp_path / "run",
         metrics="\n".join([*lines, "[1, 2]", '{"no": 1}', lines[4][:40]]),
@@ -304,9 +345,18 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     )
     page = Page(write_report(folder))
     assert "3 unreadable lines" in page.text
-    for damaged in ("config.yaml is", "evaluation.json is", "environment.json is", "transcripts/000100.jsonl: line 3 is"):
+    for damaged in (
+        "config.yaml is",
+        "evaluation.json is",
+        "environment.json is",
+        "transcripts/000100.jsonl: line 3 is",
+    ):
         assert f"{damaged} damaged" in page.text
-    for strange in ({"greedy": 5}, {"greedy": {"verifier/accuracy": {"estimate": "high"}}, "solo_baseline": "x"}, {"version": 9}):
+    for strange in (
+        {"greedy": 5},
+        {"greedy": {"verifier/accuracy": {"estimate": "high"}}, "solo_baseline": "x"},
+        {"version": 9},
+    ):
         (folder / "evaluation.json").write_text(json.dumps(evaluation() | strange))
         assert_self_contained(Page(write_report(folder)))
 
@@ -325,7 +375,11 @@ def test_a_dialogue_comes_with_its_problem_and_its_program(tmp_path: Path) -> No
     (folder / "transcripts" / "test-000100.jsonl").write_text(json.dumps(transcript(7, 0, 1, "hello")) + "\n")
     (folder / "items").mkdir()
     for split, id in (("train", 7), ("test", 6), ("test", 7)):
-        item = {"id": id, "question": f"Add {split} {id} & {HOSTILE}", "solution": f"def f():\n    return '{split} {id}'\n"}
+        item = {
+            "id": id,
+            "question": f"Add {split} {id} & {HOSTILE}",
+            "solution": f"def f():\n    return '{split} {id}'\n",
+        }
         with (folder / "items" / f"{split}.jsonl").open("a") as file:
             file.write(json.dumps(item) + "\n{torn\n")
     page = Page(write_report(folder))

@@ -9,7 +9,8 @@ from nip_ray.evaluation.selective import area, selective
 
 
 def verdicts(random: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sureness 1/2 + u/2 with u uniform, wrong with probability 1 - u: the risk of the surest t is t/2, the area 1/4."""
+    """Sureness 1/2 + u/2 with u uniform, wrong with probability 1 - u: the risk of the surest t is t/2, the area
+    1/4."""
     u = random.random(n)
     accepts = random.random(n) < 0.5
     wrong = random.random(n) < 1 - u
@@ -55,7 +56,9 @@ def test_intervals_cover_as_often_as_they_say() -> None:
     for _ in range(2000):
         found = selective(*verdicts(random, 400), 400)
         held["area"] += found["area"]["lower"] <= 0.25 <= found["area"]["upper"]
-        held["curve"] += found["curve"][20]["lower"] <= found["curve"][20]["coverage"] / 2 <= found["curve"][20]["upper"]
+        held["curve"] += (
+            found["curve"][20]["lower"] <= found["curve"][20]["coverage"] / 2 <= found["curve"][20]["upper"]
+        )
         held["precision"] += found["precision"]["0.8"]["lower"] <= 0.6 <= found["precision"]["0.8"]["upper"]
     assert all(0.94 <= count / 2000 <= 0.975 for count in held.values()), held
 

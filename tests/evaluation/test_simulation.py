@@ -1,4 +1,5 @@
-"""How far the simulator's conversation is from the adversarial verifier's: by hand, on random play, and in what evaluation writes."""
+"""How far the simulator's conversation is from the adversarial verifier's: by hand, on random play, and in what
+evaluation writes."""
 
 from dataclasses import replace
 
@@ -107,9 +108,15 @@ def test_examinations_report_it() -> None:
     examination = Examination(scenario, 0)
     agents = dict(random_twin(scenario))
     same = examination.metrics(examination.rollout(agents, greedy=False), "eval_sampled")
-    agents |= {"adversarial_verifier": Names(agents["adversarial_verifier"], 0), "simulator": Names(agents["simulator"], 1)}
+    agents |= {
+        "adversarial_verifier": Names(agents["adversarial_verifier"], 0),
+        "simulator": Names(agents["simulator"], 1),
+    }
     other = examination.metrics(examination.rollout(agents, greedy=False), "eval_sampled")
-    assert (same["eval_sampled/simulator/message_distance"], other["eval_sampled/simulator/message_distance"]) == (0.0, pytest.approx(1.0))
+    assert (same["eval_sampled/simulator/message_distance"], other["eval_sampled/simulator/message_distance"]) == (
+        0.0,
+        pytest.approx(1.0),
+    )
     assert other["eval_sampled/simulator/symbol_distance"] == 1.0
     assert 0 < same["eval_sampled/simulator/symbol_distance"] < 0.5  # two samples of one distribution
     document = examination.document(agents, 3)

@@ -17,7 +17,9 @@ from tests.builders import PROTOCOLS, graph_scenario, protocol_id
 
 def parts(protocol: Any = "nip", **settings: Any) -> tuple[BatchedPlay, dict[str, Any], torch.Tensor, torch.Tensor]:
     scenario = graph_scenario(protocol, **settings)
-    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    networks = {
+        agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)
+    }
     ids = scenario.ids("test")
     return BatchedPlay(scenario), networks, ids, torch.arange(len(ids)) * 7
 
@@ -64,7 +66,12 @@ def test_chances_are_the_verifiers_where_its_decision_counts() -> None:
 def test_one_agent_can_be_greedy_beside_one_that_is_not() -> None:
     play, networks, ids, seeds = parts(build("adp"))
     first, second = (
-        stage(play, {"prover": Player(networks["prover"]), "verifier": Player(networks["verifier"], generator(seed, "x"))}, ids, seeds)
+        stage(
+            play,
+            {"prover": Player(networks["prover"]), "verifier": Player(networks["verifier"], generator(seed, "x"))},
+            ids,
+            seeds,
+        )
         for seed in (1, 2)
     )
     prover, verifier = (play.protocol.agents.index(agent) for agent in ("prover", "verifier"))

@@ -31,7 +31,9 @@ def test_nothing_is_lost_or_added(given: tuple[str, dict[str, Any]], linear: boo
         assert tuple(record[key] for key in ("instance", "seed", "label", "length")) == told
         assert record["verdict"] == ("reject", "accept", "undecided")[int(rollout.verdict_B[b])]
         assert record["correct"] == (record["verdict"] == ("reject", "accept")[record["label"]])
-        assert record["reward"] == {a: pytest.approx(float(rollout.reward_BRA[b, :, i].sum())) for i, a in enumerate(protocol.agents)}
+        assert record["reward"] == {
+            a: pytest.approx(float(rollout.reward_BRA[b, :, i].sum())) for i, a in enumerate(protocol.agents)
+        }
         assert len(record["rounds"]) == record["length"]
         for r, round in enumerate(record["rounds"]):
             assert round["turns"], "someone speaks in every round that is played"
@@ -100,7 +102,11 @@ def test_a_record_has_probabilities_where_the_decision_could_count() -> None:
                 assert ("probabilities" in turn) == (turn["agent"] == "verifier" and one["round"] >= 2)
                 if "probabilities" in turn:
                     assert sum(turn["probabilities"].values()) == pytest.approx(1, abs=1e-3)
-    assert all("probabilities" not in turn for record in transcript_records(made, rollout, 6) for turn in record["rounds"][-1]["turns"])
+    assert all(
+        "probabilities" not in turn
+        for record in transcript_records(made, rollout, 6)
+        for turn in record["rounds"][-1]["turns"]
+    )
 
 
 def test_each_picture_is_kept_once(tmp_path: Path) -> None:

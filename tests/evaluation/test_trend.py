@@ -13,7 +13,8 @@ def test_it_is_the_line_of_least_squares() -> None:
 
 
 def test_alternating_errors_have_the_interval_of_independent_ones() -> None:
-    """Residuals whose neighbours have correlation below 0 count as independent: Student's interval of least squares, with 6 - 2 degrees."""
+    """Residuals whose neighbours have correlation below 0 count as independent: Student's interval of least squares,
+    with 6 - 2 degrees."""
     y_N = np.array([0.0, 1.0, 0.0, 1.0, 0.0, 1.0])
     line = np.polyfit(np.arange(6), y_N, 1)
     error = np.sqrt(((y_N - np.polyval(line, np.arange(6))) ** 2).sum() / 4 / 17.5)

@@ -44,7 +44,8 @@ def graded(p_N: np.ndarray, y_N: np.ndarray) -> Staged:
     """Verdicts given with these probabilities of acceptance, in the first round."""
     made = rollout((p_N > 0.5).astype(int).tolist(), y_N.astype(int).tolist())
     chance = torch.zeros(len(p_N), 1, 3)
-    chance[:, 0, 1], chance[:, 0, 0] = torch.from_numpy(p_N) * 0.9, torch.from_numpy(1 - p_N) * 0.9  # a tenth went to going on
+    # a tenth went to going on
+    chance[:, 0, 1], chance[:, 0, 0] = torch.from_numpy(p_N) * 0.9, torch.from_numpy(1 - p_N) * 0.9
     chance[:, 0, 2] = 0.1
     return Staged(made, chance)
 
@@ -58,7 +59,10 @@ def test_brier_and_error_by_hand() -> None:
     found = calibration(graded(np.array([0.05, 0.05, 0.95, 0.95]), np.array([0.0, 1.0, 1.0, 1.0])), 0)
     assert found["brier"]["estimate"] == pytest.approx((0.05**2 + 0.95**2 + 2 * 0.05**2) / 4, abs=1e-6)
     assert found["ece"]["estimate"] == pytest.approx((2 * 0.45 + 2 * 0.05) / 4, abs=1e-6)
-    assert [(part["from"], part["to"], part["positive"]["n"]) for part in found["bins"]] == [(0.0, 0.1, 2), (0.9, 1.0, 2)]
+    assert [(part["from"], part["to"], part["positive"]["n"]) for part in found["bins"]] == [
+        (0.0, 0.1, 2),
+        (0.9, 1.0, 2),
+    ]
     assert found["bins"][0]["positive"]["estimate"] == 0.5
 
 
@@ -96,6 +100,10 @@ def test_the_undecided_have_no_grade() -> None:
     staged = graded(np.array([0.1, 0.6, 0.9]), np.array([0.0, 1.0, 1.0]))
     staged = Staged(replace(staged.rollout, verdict_B=torch.tensor([0, 2, 1])), staged.chance_BRD)
     found = calibration(staged, 0)
-    assert (found["brier"]["n"], found["undecided"]["estimate"], found["undecided"]["n"]) == (2, pytest.approx(1 / 3), 3)
+    assert (found["brier"]["n"], found["undecided"]["estimate"], found["undecided"]["n"]) == (
+        2,
+        pytest.approx(1 / 3),
+        3,
+    )
     nobody = calibration(Staged(replace(staged.rollout, verdict_B=torch.tensor([2, 2, 2])), staged.chance_BRD), 0)
     assert (nobody["brier"]["n"], nobody["bins"]) == (0, [])

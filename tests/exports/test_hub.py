@@ -1,4 +1,5 @@
-"""The Hub's door: what is exported is loaded again with the figures of the run, by us and by the Hub's own libraries, offline."""
+"""The Hub's door: what is exported is loaded again with the figures of the run, by us and by the Hub's own libraries,
+offline."""
 
 import json
 import os
@@ -72,7 +73,10 @@ def test_every_figure_of_the_card_is_that_of_the_evaluation(trained: Path, expor
     evaluation = evaluation_of(trained)
     rows = re.findall(r"^\| ([\w/=.-]+) \| (\S+) \| (\S*) ?\| (\S*) ?\| (\d*) ?\|$", card, re.M)
     said = {name: tuple(float(part) if part else None for part in parts) for name, *parts in rows}
-    there = {name: tuple(record.get(part) for part in ("estimate", "lower", "upper", "n")) for name, record in records(evaluation)}
+    there = {
+        name: tuple(record.get(part) for part in ("estimate", "lower", "upper", "n"))
+        for name, record in records(evaluation)
+    }
     assert said == there
     for row in evaluation["attack"]["soundness"]["attackers"]:
         assert f"| soundness | {row['name']} | {row['held_out']['estimate']!r} |" in card
@@ -84,7 +88,9 @@ def test_every_figure_of_the_card_is_that_of_the_evaluation(trained: Path, expor
     assert DatasetCard.load(exported / "dataset" / "README.md").data.configs[0]["config_name"] == "default"
 
 
-def test_transcripts_are_loaded_by_datasets(trained: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_transcripts_are_loaded_by_datasets(
+    trained: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     import datasets
 
@@ -94,7 +100,9 @@ def test_transcripts_are_loaded_by_datasets(trained: Path, exported: Path, monke
         (r["instance"], r["verdict"], r["length"]) for r in lines
     ]
     said = [[(turn["agent"], turn["symbols"]) for turn in row["turns"]] for row in found]
-    assert said == [[(turn["agent"], turn["message"]) for played in r["rounds"] for turn in played["turns"]] for r in lines]
+    assert said == [
+        [(turn["agent"], turn["message"]) for played in r["rounds"] for turn in played["turns"]] for r in lines
+    ]
     schema = json.loads((exported / "dataset" / "schema.json").read_text())
     assert set(schema["columns"]) == set(found.features)
     assert set(schema["turns"]) == set(found[0]["turns"][0])
@@ -102,7 +110,13 @@ def test_transcripts_are_loaded_by_datasets(trained: Path, exported: Path, monke
 
 def tiny_text(method: str = "full") -> TextExperimentConfig:
     """Models of a few thousand weights that learn from their own tokens."""
-    rule = {"rollouts_per_iteration": 8, "group_size": 4, "warmup_steps": 1, "warmup_batch_size": 8, "evaluate_every": 1}
+    rule = {
+        "rollouts_per_iteration": 8,
+        "group_size": 4,
+        "warmup_steps": 1,
+        "warmup_batch_size": 8,
+        "evaluate_every": 1,
+    }
     made = config_from_dict(
         {
             "name": "tiny",
@@ -117,7 +131,12 @@ def tiny_text(method: str = "full") -> TextExperimentConfig:
             },
             "algorithm": {"name": "policy_gradient", **rule},
             "providers": {
-                "local": {"name": "local", "method": method, "max_batch_size": 64, "word_model": {"hidden_size": 32, "num_layers": 1}}
+                "local": {
+                    "name": "local",
+                    "method": method,
+                    "max_batch_size": 64,
+                    "word_model": {"hidden_size": 32, "num_layers": 1},
+                }
             },
         }
     )
@@ -158,7 +177,9 @@ def test_models_that_a_run_did_not_make_stay_at_home(tmp_path: Path) -> None:
     model = export_hf(tmp_path / "run", tmp_path / "out") / "model"
     assert {path.name for path in model.rglob("*.safetensors")} == {"adapter_model.safetensors"}
     assert "must be put there before use: `local/models/from-elsewhere`" in (model / "README.md").read_text()
-    assert str(tmp_path) not in "".join(path.read_text() for path in [*model.rglob("*.json"), *model.glob("*.yaml"), model / "README.md"])
+    assert str(tmp_path) not in "".join(
+        path.read_text() for path in [*model.rglob("*.json"), *model.glob("*.yaml"), model / "README.md"]
+    )
     with pytest.raises(UserError, match="from-elsewhere"):
         evaluate_run(model)
     shutil.copytree(base, model / "local" / "models" / base.name)
@@ -168,20 +189,36 @@ def test_models_that_a_run_did_not_make_stay_at_home(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_fine_tuned_models_play_their_test_again(tmp_path: Path, ray_session: None, method: str) -> None:
-    fine_tuning = ["algorithm.format_warmup_tuning.num_epochs=1", "algorithm.rollouts_per_iteration=8", f"providers.local.method={method}"]
-    sizes = ["iterations=2", "algorithm.format_warmup=8", "scenario.num_train=8", "scenario.num_test=12", "providers.local.num_cpus=0.5"]
-    run_experiment(load_config(ROOT / "tune_configs/ei_offline.yaml", [*fine_tuning, *sizes]), tmp_path / "run", quiet=True)
+    fine_tuning = [
+        "algorithm.format_warmup_tuning.num_epochs=1",
+        "algorithm.rollouts_per_iteration=8",
+        f"providers.local.method={method}",
+    ]
+    sizes = [
+        "iterations=2",
+        "algorithm.format_warmup=8",
+        "scenario.num_train=8",
+        "scenario.num_test=12",
+        "providers.local.num_cpus=0.5",
+    ]
+    run_experiment(
+        load_config(ROOT / "tune_configs/ei_offline.yaml", [*fine_tuning, *sizes]), tmp_path / "run", quiet=True
+    )
     assert_figures_equal(evaluate_run(export_hf(tmp_path / "run", tmp_path / "out") / "model"), tmp_path / "run")
     inspect_ai = pytest.importorskip("inspect_ai")
     from nip_ray.inspect_ai import protocol
 
     for source in ("run", "out/model"):
-        (log,) = inspect_ai.eval(protocol(tmp_path / source, from_run="all"), model="none", log_dir=str(tmp_path), display="none")
+        (log,) = inspect_ai.eval(
+            protocol(tmp_path / source, from_run="all"), model="none", log_dir=str(tmp_path), display="none"
+        )
         found = next(score.metrics["mean"].value for score in log.results.scores if score.name == "accuracy")
         assert found == pytest.approx(evaluation_of(tmp_path / "run")["sampled"]["verifier/accuracy"]["estimate"])
 
 
-def test_a_push_arrives_whole_and_needs_its_token(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_arrives_whole_and_needs_its_token(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the signatures of the Hub's own client, without the Hub."""
     import huggingface_hub
 
@@ -190,7 +227,9 @@ def test_a_push_arrives_whole_and_needs_its_token(trained: Path, tmp_path: Path,
     def upload(*, repo_id: str, folder_path: Path, repo_type: str, commit_message: str) -> None:
         if secret("HF_TOKEN", "") != TOKEN:
             raise RuntimeError(f"401 Client Error, {secret('HF_TOKEN', '')} is no token\nof ours")
-        repos[repo_type, repo_id] = {str(path.relative_to(folder_path)): path.read_bytes() for path in folder_path.rglob("*.*")}
+        repos[repo_type, repo_id] = {
+            str(path.relative_to(folder_path)): path.read_bytes() for path in folder_path.rglob("*.*")
+        }
 
     api = create_autospec(huggingface_hub.HfApi, instance=True)
     api.create_repo.side_effect = lambda where, *, repo_type, private, exist_ok: f"https://hub/{repo_type}/{where}"
@@ -207,7 +246,9 @@ def test_a_push_arrives_whole_and_needs_its_token(trained: Path, tmp_path: Path,
         there = tmp_path / "out" / kind
         assert files == {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*.*")}
     monkeypatch.setenv("HF_TOKEN", TOKEN[::-1])
-    done = CliRunner().invoke(app, ["export", "hf", str(trained), "--out", str(tmp_path / "other"), "--push", "me/other"])
+    done = CliRunner().invoke(
+        app, ["export", "hf", str(trained), "--out", str(tmp_path / "other"), "--push", "me/other"]
+    )
     assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
     assert "me/other (model) was not written" in done.stderr
     assert "401" in done.stderr
@@ -218,7 +259,9 @@ def test_a_push_arrives_whole_and_needs_its_token(trained: Path, tmp_path: Path,
     assert_figures_equal(evaluate_run(fetched), trained)
 
 
-def test_what_cannot_be_exported_or_pushed_is_named(trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_exported_or_pushed_is_named(
+    trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -238,7 +281,9 @@ def test_what_cannot_be_exported_or_pushed_is_named(trained: Path, exported: Pat
     assert not list(tmp_path.glob("a/*"))
 
 
-def test_an_export_is_attacked_and_gives_its_weights(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_is_attacked_and_gives_its_weights(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = (exported / "model" / "evaluation.json").read_bytes()
     evaluate_run(exported / "model", attacked=True, settings=[f"evaluation.attack.{one}" for one in ATTACK])
     assert "is an export; what the attack finds is not written there" in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Inspect's door, both ways: the log of a run has the figures of its evaluation.json, and Inspect plays the protocol as the run did."""
+"""Inspect's door, both ways: the log of a run has the figures of its evaluation.json, and Inspect plays the protocol as
+the run did."""
 
 import json
 import math
@@ -67,9 +68,13 @@ def test_the_log_of_a_run_has_its_figures_and_every_dialogue(run_dir: Path) -> N
 
 
 def test_inspect_plays_what_the_run_played(run_dir: Path, tmp_path: Path) -> None:
-    (log,) = inspect_ai.eval(protocol(str(run_dir), from_run="all"), model="none", epochs=2, log_dir=str(tmp_path), display="none")
+    (log,) = inspect_ai.eval(
+        protocol(str(run_dir), from_run="all"), model="none", epochs=2, log_dir=str(tmp_path), display="none"
+    )
     assert log.status == "success", log.error
-    assert means(log) == pytest.approx({name: record["estimate"] for name, record in recorded(run_dir).items()}, abs=1e-12)
+    assert means(log) == pytest.approx(
+        {name: record["estimate"] for name, record in recorded(run_dir).items()}, abs=1e-12
+    )
 
 
 def model(text: str) -> Model:
@@ -92,15 +97,23 @@ def test_agents_speak_by_roles_and_others_by_the_evaluated_model(run_dir: Path, 
     assert (found["completeness"], found["soundness"], found["undecided"]) == (1, 0, 0)
     assert found["accuracy"] == sum(sample.target == "accept" for sample in some) / 6
     roles = {"verifier": model("Question for Expert: why?"), "prover": model("Answer: so.")}
-    (log,) = inspect_ai.eval(protocol(run_dir), model="none", model_roles=roles, limit=2, log_dir=str(tmp_path), display="none")
+    (log,) = inspect_ai.eval(
+        protocol(run_dir), model="none", model_roles=roles, limit=2, log_dir=str(tmp_path), display="none"
+    )
     assert means(log)["undecided"] == 1
-    assert [message.text for message in log.samples[0].messages[:2]] == ["verifier: Question for Expert: why?", "prover: Answer: so."]
+    assert [message.text for message in log.samples[0].messages[:2]] == [
+        "verifier: Question for Expert: why?",
+        "prover: Answer: so.",
+    ]
 
 
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda run: play(run, from_run="judge"), "there is no agent 'judge', expected all, or some of prover, verifier"),
+        (
+            lambda run: play(run, from_run="judge"),
+            "there is no agent 'judge', expected all, or some of prover, verifier",
+        ),
         (lambda run: play(run / "config.yaml", from_run="all"), "a config has no models yet"),
         (lambda run: instances(run, "held-out"), "split: got 'held-out', expected train or test"),
         (
@@ -130,5 +143,7 @@ def test_what_cannot_be_exported_is_named(run_dir: Path, tmp_path: Path) -> None
 
 
 def test_inspect_finds_the_task_by_name() -> None:
-    points = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]["inspect_ai"]
+    points = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"][
+        "inspect_ai"
+    ]
     assert points == {"nip_ray": "nip_ray.inspect_ai"}

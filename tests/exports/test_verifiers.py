@@ -31,7 +31,8 @@ NUM = 50
 
 
 class Script:
-    """Replies that depend on who is asked, on the chat and on how often it was seen: of the right form, but one in twenty at first none."""
+    """Replies that depend on who is asked, on the chat and on how often it was seen: of the right form, but one in
+    twenty at first none."""
 
     def __init__(self, game: Game) -> None:
         said: dict[str, set[str]] = {name: set() for name in game.scenario.protocol.agents}
@@ -61,7 +62,14 @@ class Script:
         choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
         return web.json_response(
-            {"id": "a", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice], "usage": usage}
+            {
+                "id": "a",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [choice],
+                "usage": usage,
+            }
         )
 
 
@@ -80,7 +88,9 @@ async def played(game: Game, script: Script) -> list[dict[str, Any]]:
         return Answer(script(agent, shape_chat(chat, "alternating")))
 
     tasks = [game.task(item, number, 1) for number, item in enumerate(game.chosen("test")[:NUM])]
-    return [dialogue_record(game.scenario, await play_dialogue(game.scenario, task.item, task.seed, ask)) for task in tasks]
+    return [
+        dialogue_record(game.scenario, await play_dialogue(game.scenario, task.item, task.seed, ask)) for task in tasks
+    ]
 
 
 def source(folder: Path, name: str, protocol: str) -> Path:
@@ -106,7 +116,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join([str(folder), str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
 
 
-def evaluated(package: Path, library: str, base_url: str, agents: list[str], out: Path, *more: str) -> list[dict[str, Any]]:
+def evaluated(
+    package: Path, library: str, base_url: str, agents: list[str], out: Path, *more: str
+) -> list[dict[str, Any]]:
     """The episodes that `vf-eval` writes."""
     name = package.name.replace("_", "-")
     command = [
@@ -127,8 +139,15 @@ def evaluated(package: Path, library: str, base_url: str, agents: list[str], out
     for agent in agents:
         command += [f"--env.{agent}.model", agent]
     command += more
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), library]), "NO_KEY": "none", "HOME": str(out)}
-    done = subprocess.run(command, env=environment, cwd=out.parent, capture_output=True, text=True, timeout=500, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(package), library]),
+        "NO_KEY": "none",
+        "HOME": str(out),
+    }
+    done = subprocess.run(
+        command, env=environment, cwd=out.parent, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [json.loads(line) for line in (out / "run" / "traces.jsonl").read_text().splitlines()]
 
@@ -156,7 +175,9 @@ def test_its_own_evaluation_pays_as_we_do(name: str, protocol: str, tmp_path: Pa
     assert all(episode["ok"] for episode in episodes)
     for episode, record in zip(sorted(episodes, key=lambda one: one["task"]["data"]["idx"]), ours, strict=True):
         traces = episode["traces"]
-        assert {trace["agent"]["name"] for trace in traces} == {turn["agent"] for turns in record["rounds"] for turn in turns}
+        assert {trace["agent"]["name"] for trace in traces} == {
+            turn["agent"] for turns in record["rounds"] for turn in turns
+        }
         for trace in traces:
             agent = trace["agent"]["name"]
             assert trace["info"]["nip_ray"] == record
@@ -171,7 +192,12 @@ def test_an_agent_at_a_limit_of_its_role_says_nothing_more(tmp_path: Path, libra
     with served(Script(game)) as base_url:
         episodes = evaluated(package, library, base_url, ["prover", "verifier"], out, "--env.verifier.max-turns", "1")
     assert all(episode["ok"] for episode in episodes)
-    asked = [len(trace["calls"]) for episode in episodes for trace in episode["traces"] if trace["agent"]["name"] == "verifier"]
+    asked = [
+        len(trace["calls"])
+        for episode in episodes
+        for trace in episode["traces"]
+        if trace["agent"]["name"] == "verifier"
+    ]
     assert set(asked) == {1}
 
 
@@ -187,13 +213,19 @@ def test_a_package_holds_config_items_and_no_code_of_others(tmp_path: Path) -> N
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]
     subprocess.run(build, cwd=package, check=True, capture_output=True)
     (wheel,) = (package / "dist").glob("my_debate-*.whl")
-    assert {f"my_debate/{name}" for name in ("__init__.py", "config.yaml", "items/test.jsonl")} <= set(zipfile.ZipFile(wheel).namelist())
+    assert {f"my_debate/{name}" for name in ("__init__.py", "config.yaml", "items/test.jsonl")} <= set(
+        zipfile.ZipFile(wheel).namelist()
+    )
 
 
 @pytest.mark.parametrize(
     ("out", "changes", "said"),
     [
-        ("a", {"scenario": {"name": "message_game"}, "protocol": {"name": "message_game"}}, "language models can speak"),
+        (
+            "a",
+            {"scenario": {"name": "message_game"}, "protocol": {"name": "message_game"}},
+            "language models can speak",
+        ),
         ("a", {"plugins": ["tests/builders.py"]}, "plugins: tests/builders.py would have to go along"),
         ("7a", {}, "--out .*7a: its last part is the package's name"),
         ("nip-", {}, "its last part is the package's name"),

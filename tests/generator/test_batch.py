@@ -26,7 +26,10 @@ BAD = {
     "input": ("def f(x): return input()", ("error", "EOFError")),
     "long number": ("import sys\nsys.set_int_max_str_digits(0)\ndef f(x): return 10 ** 5000", ("error", "NotJSON")),
     "deep list": (
-        "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(x):\n    a = []\n    for _ in range(20_000): a = [a]\n    return a",
+        (
+            "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(x):\n    a = []\n    for _ in range(20_000): a = [a]\n  "
+            "  return a"
+        ),
         ("error", "NotJSON"),
     ),
     "arity": ("def f(): return 1", ("error", "TypeError")),
@@ -43,9 +46,17 @@ def test_bad_candidates_between_good_ones(name: str) -> None:
 
 
 def test_only_some_calls_are_bad() -> None:
-    source = "import os\ndef f(x):\n    if x == 2: os._exit(1)\n    if x == 3:\n        while True: pass\n    return 1 // x"
+    source = (
+        "import os\ndef f(x):\n    if x == 2: os._exit(1)\n    if x == 3:\n        while True: pass\n    return 1 // x"
+    )
     results = run_batch([source, GOOD], "f", [[0], [1], [2], [3], [4]], per_call_s=0.1)
-    assert [result.kind for result in results[0]] == ["error", "value", "error", "timeout", "timeout"], "time-outs are final"
+    assert [result.kind for result in results[0]] == [
+        "error",
+        "value",
+        "error",
+        "timeout",
+        "timeout",
+    ], "time-outs are final"
     assert results[0][2] == ("error", "ProcessDied")
     assert [result.value for result in results[1]] == [0, 2, 4, 6, 8]
 
@@ -64,7 +75,11 @@ def f(n):
     return pickle.loads(pickle.dumps(Pair(n))).n + len(typing.get_type_hints(Pair))
 """
     expected = [("value", 3), ("value", 4), ("error", "SystemExit")]
-    assert run_batch([source, GOOD, source], "f", [[1], [2], [3]]) == [expected, [("value", 2), ("value", 4), ("value", 6)], expected]
+    assert run_batch([source, GOOD, source], "f", [[1], [2], [3]]) == [
+        expected,
+        [("value", 2), ("value", 4), ("value", 6)],
+        expected,
+    ]
 
 
 def test_values_are_those_of_json_and_arguments_are_fresh() -> None:

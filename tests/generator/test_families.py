@@ -15,7 +15,8 @@ families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family
 
 @families
 def test_problems_are_right_and_whole(family: Family) -> None:
-    """Two programs that were written differently give the same results: neither has a slip, and the tests fit the statement's limits."""
+    """Two programs that were written differently give the same results: neither has a slip, and the tests fit the
+    statement's limits."""
     for seed in range(6):
         problem = family.make(Random(seed))
         assert problem == family.make(Random(seed))
@@ -28,14 +29,17 @@ def test_problems_are_right_and_whole(family: Family) -> None:
             assert f"`{function.name}({', '.join(arguments)})`" in problem.question
         assert len(problem.calls) >= 12
         assert len({json.dumps(call) for call in problem.calls}) == len(problem.calls), "a test twice"
-        assert len({json.dumps(result) for result in problem.results}) > 1, "every program that returns a constant would do"
+        assert len({json.dumps(result) for result in problem.results}) > 1, (
+            "every program that returns a constant would do"
+        )
         assert not set("$|") & set(problem.question), "a fact or a choice of words is left over"
         assert "  " not in problem.question.split("\n\n")[0]
         assert "solve" not in problem.question
 
 
 def test_problems_differ() -> None:
-    """Enough for a data set: with 40 seeds nearly 40 different questions, and programs that differ in more than one way."""
+    """Enough for a data set: with 40 seeds nearly 40 different questions, and programs that differ in more than one
+    way."""
     for family in FAMILIES[::3]:
         problems = [family.make(Random(seed)) for seed in range(40)]
         assert len({problem.question for problem in problems}) >= 38, family.name
@@ -53,17 +57,23 @@ def test_enough_families_of_every_difficulty() -> None:
 def test_the_split_of_a_family_is_for_ever() -> None:
     """A change of the rule would put problems of the one split into the other, between versions of the package."""
     held_out = (
-        "best_stretch editor fewest_jumps ledger longest_rising regions rotate_list run_lengths running_values shift_letters steps_to_one"
+        "best_stretch editor fewest_jumps ledger longest_rising regions rotate_list run_lengths running_values"
+        " shift_letters steps_to_one"
     )
     assert sorted(name for name in BY_NAME if split_of(name) == "test") == held_out.split()
 
 
 def test_statements_by_hand() -> None:
-    """Some references against answers worked out by hand, so that not all rests on programs agreeing with each other."""
+    """Some references against answers worked out by hand, so that not all rests on programs agreeing with each
+    other."""
     spans = map(BY_NAME["merge_spans"].make, map(Random, range(20)))
     merged = next(p for p in spans if "overlap or touch" in p.question and "ascending" in p.question)
     assert run(merged.solutions[0], merged.function_name, [[[[1, 2], [2, 3], [5, 6]]]]) == [[[1, 3], [5, 6]]]
     maze = BY_NAME["maze"].make(Random(0))
     assert run(maze.solutions[1], maze.function_name, [[["..", ".."]]])[0] == (2 if "up, down" in maze.question else 1)
-    rooms = next(p for p in map(BY_NAME["rooms"].make, map(Random, range(20))) if "the moment in which it becomes free" in p.question)
+    rooms = next(
+        p
+        for p in map(BY_NAME["rooms"].make, map(Random, range(20)))
+        if "the moment in which it becomes free" in p.question
+    )
     assert run(rooms.solutions[0], rooms.function_name, [[[[0, 5], [5, 9], [4, 6]]]]) == [2]

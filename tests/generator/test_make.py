@@ -1,4 +1,5 @@
-"""Making problems: labels that are true, balanced and told by nothing else, and the file that the package ships made again."""
+"""Making problems: labels that are true, balanced and told by nothing else, and the file that the package ships made
+again."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -85,7 +86,10 @@ class Outcome(NamedTuple):
 
 
 def values(*numbers: Any) -> list[Outcome]:
-    return [Outcome("error", "ValueError") if n == "!" else Outcome("timeout") if n == "?" else Outcome("value", n) for n in numbers]
+    return [
+        Outcome("error", "ValueError") if n == "!" else Outcome("timeout") if n == "?" else Outcome("value", n)
+        for n in numbers
+    ]
 
 
 def chosen(*rows: tuple[str, list[Outcome]], seeds: range = range(40)) -> set[str]:
@@ -110,7 +114,9 @@ def test_subtle_mutants_are_preferred() -> None:
 
 
 def test_a_runner_that_fails_right_programs_is_found_out() -> None:
-    def broken(solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float) -> list[list[Outcome]]:
+    def broken(
+        solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float
+    ) -> list[list[Outcome]]:
         return [[Outcome("timeout")] * len(calls) for _ in solutions]
 
     with pytest.raises(TrainingError, match="runner is broken"):
@@ -127,11 +133,14 @@ def test_progress_and_numbers_that_make_no_sense() -> None:
 
 
 def test_the_package_ships_what_is_made_here() -> None:
-    """Its first problem of some families and the second of another, byte for byte; the whole is `create_cv_dataset.py --built-in`."""
+    """Its first problem of some families and the second of another, byte for byte; the whole is `create_cv_dataset.py
+    --built-in`."""
     places = built_in_places()
     shipped = built_in_pairs()
     assert [pair.family for pair in shipped] == [family.name for family, _ in places]
-    assert {(pair.split, pair.difficulty) for pair in shipped} == {(split, name) for split, sizes in NUM_PAIRS.items() for name in sizes}
+    assert {(pair.split, pair.difficulty) for pair in shipped} == {
+        (split, name) for split, sizes in NUM_PAIRS.items() for name in sizes
+    }
     chosen = [i for i, (_, number) in enumerate(places) if number == 0][::9]
     chosen.insert(1, chosen[0] + 1)
     assert list(make_pairs([places[i] for i in chosen], 0)) == [shipped[i] for i in chosen]

@@ -102,6 +102,10 @@ def test_most_mutants_are_wrong_and_run() -> None:
     problem = next(family for family in FAMILIES if family.name == "longest_climb").make(Random(0))
     made = list(mutants(problem.solutions[0], Random(0)))
     rows = run_batch([mutant.text for mutant in made], problem.function_name, problem.calls, 0.02)
-    wrong = [mutant for mutant, row in zip(made, rows) if any(r.kind == "value" and r.value != e for r, e in zip(row, problem.results))]
+    wrong = [
+        mutant
+        for mutant, row in zip(made, rows)
+        if any(r.kind == "value" and r.value != e for r, e in zip(row, problem.results))
+    ]
     assert len(wrong) > len(made) / 3
     assert len({mutant.operator for mutant in wrong}) >= 6

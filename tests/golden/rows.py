@@ -1,13 +1,15 @@
-"""What the small runs of `tests/golden/configs` came to when their numbers were last taken on purpose, and how to take them again.
+"""What the small runs of `tests/golden/configs` came to when their numbers were last taken on purpose, and how to take
+them again.
 
     make golden                 # compares, as the test does
     make golden ARGS=--write    # records
     make golden ARGS="gi_nip_ppo --write"
 
-A record, `recorded/NAME.json`, has the first rows of metrics (all digits, no times), for each trained module a SHA-256 over its weights and
-buffers and their Euclidean norm, and the machine that they were computed on. With the same torch on the same kind of processor all must be
-equal to the last bit. Elsewhere sums of floats are taken in another order: then numbers are compared to `TOLERANCE`, and sums not at all.
-Metrics that a record does not have yet are no difference.
+A record, `recorded/NAME.json`, has the first rows of metrics (all digits, no times), for each trained module a SHA-256
+over its weights and buffers and their Euclidean norm, and the machine that they were computed on. With the same torch
+on the same kind of processor all must be equal to the last bit. Elsewhere sums of floats are taken in another order:
+then numbers are compared to `TOLERANCE`, and sums not at all. Metrics that a record does not have yet are no
+difference.
 """
 
 import argparse
@@ -38,7 +40,9 @@ def machine() -> dict[str, str]:
 
     cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     kind = [
-        found[1].strip() for key in ("vendor_id", "cpu family", "model") if (found := re.search(rf"^{key}\s*:(.*)$", cpu, re.MULTILINE))
+        found[1].strip()
+        for key in ("vendor_id", "cpu family", "model")
+        if (found := re.search(rf"^{key}\s*:(.*)$", cpu, re.MULTILINE))
     ]
     capability = torch.backends.cpu.get_cpu_capability()
     return {"torch": torch.__version__, "processor": " ".join([platform.machine(), *kind, capability])}
@@ -50,7 +54,11 @@ def produce(name: str, folder: Path) -> Record:
     how = {"text": _text, "runner": _runner}.get(name.partition("_")[0], _experiment)
     weights = how(path, folder)
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return {"machine": machine(), "rows": [{key: row[key] for key in row if not _LEFT_OUT.match(key)} for row in rows], "weights": weights}
+    return {
+        "machine": machine(),
+        "rows": [{key: row[key] for key in row if not _LEFT_OUT.match(key)} for row in rows],
+        "weights": weights,
+    }
 
 
 def _experiment(path: Path, folder: Path) -> Record:
@@ -157,7 +165,9 @@ def how_compared(expected: Record, found: Record) -> str:
 
 def main() -> int:
     """Compare, or record again."""
-    parser = argparse.ArgumentParser(description="Compare the small runs of tests/golden with their records, or record them again.")
+    parser = argparse.ArgumentParser(
+        description="Compare the small runs of tests/golden with their records, or record them again."
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a file in tests/golden/configs (default: all)")
     parser.add_argument("--write", action="store_true", help="record again")
     arguments = parser.parse_args()

@@ -13,4 +13,6 @@ def test_numbers_are_as_recorded(name: str, tmp_path: Path) -> None:
     lines = differences(expected, found)
     rest = f"\n  and {len(lines) - 12} more" if len(lines) > 12 else ""
     shown = "\n  ".join(lines[:12])
-    assert not lines, f"{name}, {how_compared(expected, found)}:\n  {shown}{rest}\nIf this change was meant: make golden ARGS=--write"
+    assert not lines, (
+        f"{name}, {how_compared(expected, found)}:\n  {shown}{rest}\nIf this change was meant: make golden ARGS=--write"
+    )

@@ -1,4 +1,5 @@
-"""A Ray head of the tests' own, as `ray start --head` makes it: with a token, a dashboard on the loopback, ports chosen at run time."""
+"""A Ray head of the tests' own, as `ray start --head` makes it: with a token, a dashboard on the loopback, ports chosen
+at run time."""
 
 import os
 import secrets
@@ -25,7 +26,8 @@ START_SECONDS = 90.0
 
 @dataclass(frozen=True)
 class Head:
-    """gcs: HOST:PORT to join. dashboard: its URL. token_file: of the cluster, mode 0600. pid: of the process above all others."""
+    """gcs: HOST:PORT to join. dashboard: its URL. token_file: of the cluster, mode 0600. pid: of the process above all
+    others."""
 
     gcs: str
     dashboard: str
@@ -45,7 +47,9 @@ class Head:
     def get(self, path: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
         """Status and body of a request to the dashboard."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        request = urllib.request.Request(self.dashboard + path, headers=headers, method=method, data=b"{}" if method == "POST" else None)
+        request = urllib.request.Request(
+            self.dashboard + path, headers=headers, method=method, data=b"{}" if method == "POST" else None
+        )
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
                 return answer.status, answer.read().decode()
@@ -56,7 +60,8 @@ class Head:
 def environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """The tests' environment without a cluster or a token, and with these changes."""
     known = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_AUTH", "RAY_ADDRESS"))}
-    known["PATH"] = f"{BIN}{os.pathsep}{known.get('PATH', os.defpath)}"  # `python` and `nip-ray` of a job are those of the tests
+    # `python` and `nip-ray` of a job are those of the tests
+    known["PATH"] = f"{BIN}{os.pathsep}{known.get('PATH', os.defpath)}"
     return known | {key: value for key, value in changes.items() if value is not None}
 
 
@@ -75,7 +80,15 @@ def ray_head(num_cpus: int = 2) -> Iterator[Head]:
     with open(os.open(token_file, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
     gcs_port, dashboard_port = free_port(), free_port()
-    command = [BIN / "ray", "start", "--head", "--block", "--disable-usage-stats", "--include-dashboard=true", "--dashboard-host=127.0.0.1"]
+    command = [
+        BIN / "ray",
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        "--include-dashboard=true",
+        "--dashboard-host=127.0.0.1",
+    ]
     command += [f"--port={gcs_port}", f"--dashboard-port={dashboard_port}", f"--ray-client-server-port={free_port()}"]
     command += ["--dashboard-agent-listen-port=0", f"--num-cpus={num_cpus}", "--num-gpus=0"]
     command += [f"--object-store-memory={128 << 20}", f"--temp-dir={folder / 'ray'}"]
@@ -84,8 +97,12 @@ def ray_head(num_cpus: int = 2) -> Iterator[Head]:
     try:
         with open(log, "w") as output:
             held = environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)})
-            process = subprocess.Popen([*map(str, command)], env=held, cwd=folder, stdout=output, stderr=output, start_new_session=True)
-        head = Head(f"127.0.0.1:{gcs_port}", f"http://127.0.0.1:{dashboard_port}", dashboard_port, token_file, process.pid)
+            process = subprocess.Popen(
+                [*map(str, command)], env=held, cwd=folder, stdout=output, stderr=output, start_new_session=True
+            )
+        head = Head(
+            f"127.0.0.1:{gcs_port}", f"http://127.0.0.1:{dashboard_port}", dashboard_port, token_file, process.pid
+        )
         _wait(head, process, log)
         yield head
     finally:

@@ -37,10 +37,15 @@ def placeholders(text: str) -> tuple[set[str], set[str]]:
     lines = text.splitlines()
     end = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     pattern = r"FILL_IN_(?:GPU_IMAGE|STORAGE_CLASS|[A-Z]+)"
-    return set(re.findall(rf"^#   ({pattern})  ", "\n".join(lines[:end]), re.MULTILINE)), set(re.findall(pattern, "\n".join(lines[end:])))
+    return set(re.findall(rf"^#   ({pattern})  ", "\n".join(lines[:end]), re.MULTILINE)), set(
+        re.findall(pattern, "\n".join(lines[end:]))
+    )
 
 
 def looks_secret(text: str) -> list[str]:
     """What looks like a credential: long hexadecimal or base64 strings, and keys of known shapes."""
-    shapes = r"AKIA[0-9A-Z]{16}|sk-[\w-]{16,}|-----BEGIN|AIza[\w-]{30,}|\b[0-9a-f]{32,}\b|(?<![\w/.-])[A-Za-z0-9+]{40,}={0,2}(?![\w/.-])"
+    shapes = (
+        r"AKIA[0-9A-Z]{16}|sk-[\w-]{16,}|-----BEGIN|AIza[\w-]{30,}|\b[0-9a-f]{32,}\b"
+        r"|(?<![\w/.-])[A-Za-z0-9+]{40,}={0,2}(?![\w/.-])"
+    )
     return re.findall(shapes, text)

@@ -17,7 +17,9 @@ from tests.docs.blocks import Block, blocks_of, commands, pages, parsed
 from tests.jobs.pinned import ROOT, agrees, dependency, looks_secret
 
 FILES = ["cluster.yaml", "cluster-gcp.yaml"]
-RAYJOB = next(one for one in yaml.safe_load_all((ROOT / "kubernetes" / "rayjob.yaml").read_text()) if one["kind"] == "RayJob")["spec"]
+RAYJOB = next(
+    one for one in yaml.safe_load_all((ROOT / "kubernetes" / "rayjob.yaml").read_text()) if one["kind"] == "RayJob"
+)["spec"]
 SUBMITTED = [
     (str(block), words)
     for block in [
@@ -84,7 +86,9 @@ def test_every_node_shows_and_asks_for_the_token(cluster: dict[str, Any]) -> Non
     [inside] = [path for path, source in cluster["file_mounts"].items() if source == "~/.ray/auth_token"]
     for command in commands:
         assert re.search(
-            rf"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=\$HOME/{re.escape(inside.removeprefix('~/'))};.*ray start", command
+            rf"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=\$HOME/{re.escape(inside.removeprefix('~/'))};.*ray"
+            r" start",
+            command,
         )
     options = cluster["docker"]["run_options"]  # of every container: what is executed in one later has the token, too
     assert "-e RAY_AUTH_MODE=token" in options
@@ -93,7 +97,11 @@ def test_every_node_shows_and_asks_for_the_token(cluster: dict[str, Any]) -> Non
 
 def test_every_node_keeps_the_token_to_its_owner(cluster: dict[str, Any]) -> None:
     setups = [cluster["setup_commands"]]
-    setups += [kind["worker_setup_commands"] for kind in cluster["available_node_types"].values() if "worker_setup_commands" in kind]
+    setups += [
+        kind["worker_setup_commands"]
+        for kind in cluster["available_node_types"].values()
+        if "worker_setup_commands" in kind
+    ]
     assert len(setups) == 2
     for setup in setups:
         assert setup[0].endswith("chmod 600 ~/.ray_auth_token")

@@ -27,7 +27,8 @@ def copied() -> list[str]:
 
 
 def names(pattern: str, path: str) -> bool:
-    """Whether a line of .dockerignore names a file or a folder above it: from the root, or anywhere where it begins with **/."""
+    """Whether a line of .dockerignore names a file or a folder above it: from the root, or anywhere where it begins
+    with **/."""
     parts = PurePosixPath(path).parts
     if pattern.startswith("**/"):
         return any(fnmatch(part, pattern.removeprefix("**/")) for part in parts)
@@ -57,7 +58,11 @@ def test_what_is_copied_exists_and_is_in_the_context() -> None:
     assert set(copied()) == {"pyproject.toml", "README.md", "LICENSE", "nip_ray", "examples", "tune_configs", "scripts"}
     for source in copied():
         path = ROOT / source
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+        files = (
+            [path]
+            if path.is_file()
+            else [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+        )
         assert files
         assert all(in_context(str(file.relative_to(ROOT))) for file in files)
 
@@ -81,4 +86,6 @@ def test_the_container_is_not_root_and_asks_for_a_token() -> None:
 
 def test_there_are_no_secrets() -> None:
     assert not looks_secret(TEXT)
-    assert not re.search(r"(?i)(password|secret|api_key|_token)\s*=\s*\S", "\n".join(rest for _, rest in instructions()))
+    assert not re.search(
+        r"(?i)(password|secret|api_key|_token)\s*=\s*\S", "\n".join(rest for _, rest in instructions())
+    )

@@ -28,7 +28,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 def join(address: str, env: dict[str, str]) -> str:
     """What a process prints that joins `address`; fails unless that is one line."""
     done = subprocess.run(
-        [sys.executable, "-c", JOIN, address], cwd=ROOT, env=env, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", JOIN, address],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "InvalidAuthToken" not in done.stderr  # Ray's own complaints, twenty of them
@@ -55,7 +61,9 @@ def test_the_address_may_come_from_the_environment_as_in_a_job(head: Head) -> No
     ],
     ids=["no mode", "disabled", "wrong token"],
 )
-def test_a_refused_token_is_one_line_that_says_how_to_give_the_right_one(head: Head, changes: dict[str, str | None]) -> None:
+def test_a_refused_token_is_one_line_that_says_how_to_give_the_right_one(
+    head: Head, changes: dict[str, str | None]
+) -> None:
     start = time.monotonic()
     line = join(head.gcs, head.environment(**changes))
     assert line.startswith(f"refused: runtime.ray_address: the Ray cluster at '{head.gcs}' refuses our token")

@@ -35,12 +35,23 @@ except ValueError as error:
 
 @pytest.mark.slow
 def test_skypilot_reads_the_file(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path / "sky"), "skypilot>=0.14,<0.15"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--target",
+        str(tmp_path / "sky"),
+        "skypilot>=0.14,<0.15",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"SkyPilot cannot be installed here: {done.stderr[-300:]}")
     known = {**os.environ, "PYTHONPATH": str(tmp_path / "sky"), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", READ, str(FILE)], env=known, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(FILE)], env=known, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "refused\n", done.stderr[-2000:]
 
 
@@ -48,9 +59,13 @@ def run_on(machine: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command of the only node of a job, on a machine that has nothing but the working directory."""
     (machine / ".venv" / "bin").mkdir(parents=True)
     (machine / ".venv" / "bin" / "activate").write_text("")
-    known = environment({"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "127.0.0.1", "HOME": str(machine)})
+    known = environment(
+        {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NODE_IPS": "127.0.0.1", "HOME": str(machine)}
+    )
     known |= {**TASK["envs"], **TASK["secrets"], **variables}
-    return subprocess.run(["bash", "-c", TASK["run"]], env=known, cwd=machine, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(
+        ["bash", "-c", TASK["run"]], env=known, cwd=machine, capture_output=True, text=True, timeout=200, check=False
+    )
 
 
 @pytest.mark.parametrize("part", ["setup", "run"])
@@ -66,7 +81,9 @@ def test_its_command_goes_on_on_another_machine(tmp_path: Path) -> None:
         done = run_on(tmp_path / machine, **variables, SETTINGS=settings)
         assert done.returncode == 0, done.stderr
     assert "fetched from its copy" in done.stderr
-    undisturbed = run_experiment(small("checkpoint.interval=1", base=MESSAGES), tmp_path / "undisturbed", quiet=True).run_dir
+    undisturbed = run_experiment(
+        small("checkpoint.interval=1", base=MESSAGES), tmp_path / "undisturbed", quiet=True
+    ).run_dir
     with RunFolder.open(tmp_path / "two" / "runs" / "first") as found, RunFolder.open(undisturbed) as wanted:
         assert [untimed(row) for row in found.metrics()] == [untimed(row) for row in wanted.metrics()]
     assert run_on(tmp_path / "three", **variables, SKYPILOT_NUM_NODES="2").returncode == 2, "several nodes need a token"

@@ -1,4 +1,5 @@
-"""scripts/slurm.sbatch with stand-ins of `srun` and `scontrol`: two nodes of Ray here, and a run that is preempted and comes back."""
+"""scripts/slurm.sbatch with stand-ins of `srun` and `scontrol`: two nodes of Ray here, and a run that is preempted and
+comes back."""
 
 import os
 import re
@@ -41,13 +42,22 @@ SETTINGS = ("iterations=150", "play.num_env_runners=1", "checkpoint.interval=20"
 
 
 @contextmanager
-def job(folder: Path, *command: str, nodes: str = "one,two", number: str = "7041", **variables: str) -> Iterator[subprocess.Popen[str]]:
+def job(
+    folder: Path, *command: str, nodes: str = "one,two", number: str = "7041", **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """The script as Slurm starts it on the first of `nodes`; afterwards nothing of it is left."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    known = environment({"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": nodes, "SLURM_CPUS_PER_TASK": "2", "HOME": str(folder)})
-    known |= {"STAND_IN": str(folder), "PATH": f"{folder}{os.pathsep}{known['PATH']}", "RAY_ADDRESS": "10.0.0.1:6379", **variables}
+    known = environment(
+        {"SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": nodes, "SLURM_CPUS_PER_TASK": "2", "HOME": str(folder)}
+    )
+    known |= {
+        "STAND_IN": str(folder),
+        "PATH": f"{folder}{os.pathsep}{known['PATH']}",
+        "RAY_ADDRESS": "10.0.0.1:6379",
+        **variables,
+    }
     process = subprocess.Popen(
         ["bash", str(SCRIPT), *command],
         env=known,
@@ -85,7 +95,9 @@ def test_slurm_and_bash_can_read_the_script() -> None:
     assert text.index("#SBATCH") < text.index("\nset "), "Slurm stops reading at the first command"
 
 
-@pytest.mark.parametrize(("command", "said"), [([], "no command"), (["train", "a.yaml", "--run-dir", "b"], "needs --or-resume")])
+@pytest.mark.parametrize(
+    ("command", "said"), [([], "no command"), (["train", "a.yaml", "--run-dir", "b"], "needs --or-resume")]
+)
 def test_a_command_that_cannot_come_back_is_refused(command: list[str], said: str, tmp_path: Path) -> None:
     with job(tmp_path, *command) as process:
         status, told = ended(process)
@@ -100,7 +112,9 @@ def test_a_preempted_job_comes_back_and_its_numbers_are_those_of_an_undisturbed_
     command = ["train", str(config), "--run-dir", str(run_dir), "--or-resume", "--quiet"]
     with job(tmp_path, *command, nodes=nodes) as process:
         until = time.monotonic() + 120
-        while not (run_dir / "metrics.jsonl").is_file() or len((run_dir / "metrics.jsonl").read_text().splitlines()) < 30:
+        while (
+            not (run_dir / "metrics.jsonl").is_file() or len((run_dir / "metrics.jsonl").read_text().splitlines()) < 30
+        ):
             assert process.poll() is None, ended(process)
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -121,7 +135,9 @@ def test_a_preempted_job_comes_back_and_its_numbers_are_those_of_an_undisturbed_
 
 @pytest.mark.crash
 def test_a_node_that_does_not_come_is_named_within_its_time(tmp_path: Path) -> None:
-    with job(tmp_path, "evaluate", "nothing", nodes="one,two,three", number="7042", ABSENT="three", NIP_RAY_WAIT_S="20") as process:
+    with job(
+        tmp_path, "evaluate", "nothing", nodes="one,two,three", number="7042", ABSENT="three", NIP_RAY_WAIT_S="20"
+    ) as process:
         status, said = ended(process, 90)
     assert status == 2, said
     assert re.search(r"error: Ray did not come up on three within 20 s; see \S+/three\.log", said), said

@@ -1,4 +1,5 @@
-"""`ray job submit`, as a user types it: configs are uploaded, the job trains on the cluster and leaves its run in shared storage."""
+"""`ray job submit`, as a user types it: configs are uploaded, the job trains on the cluster and leaves its run in
+shared storage."""
 
 import json
 import shlex
@@ -10,7 +11,13 @@ import pytest
 from tests.jobs.head import BIN, ROOT, Head
 
 CANARY = "sk-canary-of-a-job-91c3e7"
-TINY = ["play.num_copies=16", "play.num_env_runners=1", "algorithm.minibatch_size=64", "algorithm.num_epochs=1", "scenario.num_symbols=4"]
+TINY = [
+    "play.num_copies=16",
+    "play.num_env_runners=1",
+    "algorithm.minibatch_size=64",
+    "algorithm.num_epochs=1",
+    "scenario.num_symbols=4",
+]
 
 Finished = tuple[Path, subprocess.CompletedProcess[str]]
 
@@ -20,9 +27,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 def submit(head: Head, entrypoint: str, env: dict[str, str], *more: str) -> subprocess.CompletedProcess[str]:
     """`ray job submit` of the repository; `more` are options of it."""
     command = [BIN / "ray", "job", "submit", "--address", head.dashboard, "--working-dir", ROOT]
-    command += ["--runtime-env-json", json.dumps({"env_vars": {"NR_PROVIDER_KEY": CANARY, "OMP_NUM_THREADS": "1"}}), *more]
+    command += [
+        "--runtime-env-json",
+        json.dumps({"env_vars": {"NR_PROVIDER_KEY": CANARY, "OMP_NUM_THREADS": "1"}}),
+        *more,
+    ]
     command += ["--", *shlex.split(entrypoint)]
-    return subprocess.run([*map(str, command)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(
+        [*map(str, command)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
 
 
 def training(run_dir: Path) -> str:
@@ -64,9 +77,13 @@ def test_a_secret_given_by_name_is_in_nothing_that_the_run_wrote(finished: Finis
     assert CANARY not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("changes", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "not-the-token-5e1f"}], ids=["none", "wrong"])
+@pytest.mark.parametrize(
+    "changes", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "not-the-token-5e1f"}], ids=["none", "wrong"]
+)
 def test_a_submission_without_the_token_is_refused(head: Head, tmp_path: Path, changes: dict[str, str | None]) -> None:
-    done = submit(head, training(tmp_path / "run"), head.environment(**changes), "--submission-id", "uninvited", "--no-wait")
+    done = submit(
+        head, training(tmp_path / "run"), head.environment(**changes), "--submission-id", "uninvited", "--no-wait"
+    )
     assert done.returncode != 0
     assert "authentication" in (done.stdout + done.stderr).lower()
     assert head.token not in done.stdout + done.stderr

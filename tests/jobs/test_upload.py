@@ -30,8 +30,12 @@ def test_the_upload_is_small(upload: tuple[list[str], int]) -> None:
 
 
 def test_the_upload_has_all_that_a_job_needs(upload: tuple[list[str], int]) -> None:
-    listed = subprocess.run(["git", "ls-files", "tune_configs", "scripts", "pyproject.toml"], cwd=ROOT, capture_output=True, text=True)
-    wanted = {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()} if listed.returncode == 0 else set()
+    listed = subprocess.run(
+        ["git", "ls-files", "tune_configs", "scripts", "pyproject.toml"], cwd=ROOT, capture_output=True, text=True
+    )
+    wanted = (
+        {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()} if listed.returncode == 0 else set()
+    )
     wanted |= {"tune_configs/quickstart.yaml", "scripts/ppo_gi.py", "pyproject.toml"}
     assert not wanted - set(upload[0])
 
@@ -55,7 +59,10 @@ def test_results_data_and_keys_stay_at_home(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / ".rayignore").write_text((ROOT / ".rayignore").read_text())
     mine = ["words/words.txt", "tune_configs/mine.yaml", "my_protocol.py"]
-    others = ".git/HEAD .venv/bin/python runs/a/metrics.jsonl data/gi.npz gi.npz tests/test_x.py nip_ray/__pycache__/x.pyc .env key.pem"
+    others = (
+        ".git/HEAD .venv/bin/python runs/a/metrics.jsonl data/gi.npz gi.npz tests/test_x.py nip_ray/__pycache__/x.pyc"
+        " .env key.pem"
+    )
     others += " auth_token wandb/x served/model.safetensors benchmarks/out/x.log .hypothesis/x .ruff_cache/x"
     for name in mine + others.split():
         file = tmp_path / "work" / name

@@ -1,4 +1,5 @@
-"""Advantages over own turns against brute force from the definition and against ordinary generalised advantage estimation."""
+"""Advantages over own turns against brute force from the definition and against ordinary generalised advantage
+estimation."""
 
 from dataclasses import dataclass
 
@@ -82,10 +83,14 @@ def test_values_after_the_end_and_outside_turns_change_nothing(case: Episodes, p
 
 @SETTINGS
 @given(episodes(), episodes(), st.floats(0.1, 5.0))
-def test_episodes_that_follow_each_other_in_one_row_are_judged_apart(first: Episodes, second: Episodes, after: float) -> None:
+def test_episodes_that_follow_each_other_in_one_row_are_judged_apart(
+    first: Episodes, second: Episodes, after: float
+) -> None:
     """The first of each row's two episodes is cut off, and what it led to is worth `after`."""
     rows = min(len(first.length_B), len(second.length_B))
-    reward, value, turn = ([getattr(case, name)[:rows] for case in (first, second)] for name in ("reward_BR", "value_BR", "turn_BR"))
+    reward, value, turn = (
+        [getattr(case, name)[:rows] for case in (first, second)] for name in ("reward_BR", "value_BR", "turn_BR")
+    )
     reward[0] = reward[0].clone()
     reward[0][:, -1] += first.gamma * after
     discount_BR = torch.full_like(torch.cat(value, 1), first.gamma)

@@ -18,7 +18,9 @@ def test_linear_goes_in_equal_steps_and_stays() -> None:
 
 @SETTINGS
 @given(st.floats(1e-6, 1), st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.996, 1.0]), st.integers(0, 3000))
-def test_exponential_multiplies_the_distance_to_final_by_rate_at_every_step(initial: float, final: float, rate: float, step: int) -> None:
+def test_exponential_multiplies_the_distance_to_final_by_rate_at_every_step(
+    initial: float, final: float, rate: float, step: int
+) -> None:
     schedule = RateSchedule(kind="exponential", initial=initial, final=final, rate=rate)
     assert rate_at(schedule, 0) == pytest.approx(initial)
     here, there = rate_at(schedule, step), rate_at(schedule, step + 1)

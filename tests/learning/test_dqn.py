@@ -1,4 +1,5 @@
-"""Deep Q-learning's pieces against small cases by hand, masks by random trial, and all of them together on games solved exactly."""
+"""Deep Q-learning's pieces against small cases by hand, masks by random trial, and all of them together on games solved
+exactly."""
 
 import copy
 from dataclasses import replace
@@ -12,7 +13,16 @@ from scipy.stats import chisquare
 from torch import Tensor, nn
 
 from nip_ray.config.rules import faults_below
-from nip_ray.learning.dqn import build_optimizer, dueling, epsilon_greedy, next_value, target_is_due, td_loss, td_target, update_target
+from nip_ray.learning.dqn import (
+    build_optimizer,
+    dueling,
+    epsilon_greedy,
+    next_value,
+    target_is_due,
+    td_loss,
+    td_target,
+    update_target,
+)
 from nip_ray.seeding import generator
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings, LearningRate, role_settings
 
@@ -66,7 +76,8 @@ def test_exploration_draws_alike_whatever_masks_and_rates_are() -> None:
 
 
 def test_targets_by_hand() -> None:
-    """Rows: on it goes, double or not; an end; a cut, whose discount stays; an end before nothing legal and values out of bounds."""
+    """Rows: on it goes, double or not; an end; a cut, whose discount stays; an end before nothing legal and values out
+    of bounds."""
     reward_N, discount_N = torch.tensor([1.0, 1.0, 2.0, 4.0]), torch.tensor([0.5, 0.0, 0.25, 0.0])
     target_q = torch.tensor([[3.0, 8.0, 90.0], [7.0, 7.0, 7.0], [4.0, 2.0, 1.0], [INF, NAN, 5.0]])
     online_q = torch.tensor([[6.0, 5.0, 90.0], [0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [INF, NAN, 5.0]])
@@ -181,9 +192,15 @@ def test_a_role_has_its_own_settings_or_those_of_all_others() -> None:
         ({"trained_roles": ("host", "agent", "host")}, "trained_roles: host stands in it 2 times"),
         ({"priority_exponent": 0.5}, "priority_exponent: changed, but without prioritised"),
         ({"loss": "l2", "loss_beta": 2.0}, "loss_beta: changed, but with loss l2"),
-        ({"roles": {"host": DQNRoleSettings(optimizer="sgd", adam_epsilon=1.0)}}, "roles.host.adam_epsilon: changed, but with sgd"),
+        (
+            {"roles": {"host": DQNRoleSettings(optimizer="sgd", adam_epsilon=1.0)}},
+            "roles.host.adam_epsilon: changed, but with sgd",
+        ),
         ({"roles": {"host": DQNRoleSettings(lr=LearningRate(kind="inverse"))}}, "roles.host.lr.rate: missing"),
-        ({"prioritised": True, "importance": replace(DQNSettings().importance, steps=None)}, "importance.steps: missing"),
+        (
+            {"prioritised": True, "importance": replace(DQNSettings().importance, steps=None)},
+            "importance.steps: missing",
+        ),
     ],
 )
 def test_what_settings_may_not_be(changed: dict[str, Any], fault: str) -> None:

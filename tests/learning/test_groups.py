@@ -17,7 +17,9 @@ def parameters(count: int = 5, seed: int = 0) -> list[nn.Parameter]:
 
 
 def groups(made: list[nn.Parameter], factors: tuple[float, ...] = FACTORS) -> list[ParameterGroup]:
-    return [ParameterGroup("actor", f"g{i}", [p], factor) for i, (p, factor) in enumerate(zip(made, factors, strict=True))]
+    return [
+        ParameterGroup("actor", f"g{i}", [p], factor) for i, (p, factor) in enumerate(zip(made, factors, strict=True))
+    ]
 
 
 def gradients(made: list[nn.Parameter], seed: int) -> list[Tensor]:
@@ -34,7 +36,9 @@ def give(optimizer: FlatOptimizer, made: list[nn.Parameter], given: list[Tensor]
 def test_each_group_learns_at_its_own_rate_like_torchs_adam() -> None:
     ours, theirs = parameters(), parameters()
     optimizer = FlatOptimizer(groups(ours), 0.01)
-    reference = torch.optim.Adam([{"params": [p], "lr": 0.01 * f, "f": f} for p, f in zip(theirs, FACTORS, strict=True) if f], eps=1e-5)
+    reference = torch.optim.Adam(
+        [{"params": [p], "lr": 0.01 * f, "f": f} for p, f in zip(theirs, FACTORS, strict=True) if f], eps=1e-5
+    )
     for step in range(6):
         if step == 3:  # annealed
             optimizer.set_learning_rate(0.002)
@@ -103,5 +107,9 @@ def test_clip_gradients_is_torchs(agents: int, max_norm: float | None) -> None:
     expected = torch.nn.utils.clip_grad_norm_(theirs, float("inf") if max_norm is None else max_norm)
     torch.testing.assert_close(clip_gradients(optimizers, max_norm), expected)
     wanted = torch.cat([p.grad.flatten() for p in theirs if p.grad is not None]).sort().values
-    found = torch.cat([flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]).sort().values
+    found = (
+        torch.cat([flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None])
+        .sort()
+        .values
+    )
     torch.testing.assert_close(found, wanted)

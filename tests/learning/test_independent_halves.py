@@ -1,4 +1,5 @@
-"""Second-order terms are products of two expectations: from one batch they are biased, from two halves of it they are not."""
+"""Second-order terms are products of two expectations: from one batch they are biased, from two halves of it they are
+not."""
 
 import pytest
 import torch
@@ -7,13 +8,17 @@ from torch import Tensor
 from nip_ray.learning.shaping import dice_losses, directions
 from nip_ray.settings.stackelberg import StackelbergSettings
 
-PAYOFF = torch.tensor([[[3.0, -1.0], [0.5, 2.0]], [[-1.0, 2.0], [4.0, 0.0]]], dtype=torch.float64)  # player, own move of 0, own move of 1
+# player, own move of 0, own move of 1
+PAYOFF = torch.tensor([[[3.0, -1.0], [0.5, 2.0]], [[-1.0, 2.0], [4.0, 0.0]]], dtype=torch.float64)
 FOLLOWERS = {"leader": ("follower",), "follower": ()}
 STEPS = {"leader": 1.0, "follower": 1.0}
 
 
 def start() -> dict[str, list[Tensor]]:
-    return {name: [torch.tensor(x, dtype=torch.float64, requires_grad=True)] for name, x in (("leader", 0.3), ("follower", -0.4))}
+    return {
+        name: [torch.tensor(x, dtype=torch.float64, requires_grad=True)]
+        for name, x in (("leader", 0.3), ("follower", -0.4))
+    }
 
 
 def log_probs(logit: Tensor) -> Tensor:
@@ -26,7 +31,9 @@ def exact(parameters: dict[str, list[Tensor]]) -> dict[str, Tensor]:
 
 
 def sampled(parameters: dict[str, list[Tensor]], moves_B2: Tensor) -> dict[str, Tensor]:
-    log_prob_B1A = torch.stack([log_probs(parameters[name][0])[moves_B2[:, i]] for i, name in enumerate(FOLLOWERS)], -1)[:, None]
+    log_prob_B1A = torch.stack(
+        [log_probs(parameters[name][0])[moves_B2[:, i]] for i, name in enumerate(FOLLOWERS)], -1
+    )[:, None]
     reward_B1A = torch.stack([PAYOFF[i][moves_B2[:, 0], moves_B2[:, 1]] for i in range(2)], -1)[:, None]
     losses_A = dice_losses(log_prob_B1A, reward_B1A, torch.ones(len(moves_B2), 1, dtype=torch.bool), 1.0)
     return dict(zip(FOLLOWERS, losses_A.unbind()))
@@ -34,7 +41,9 @@ def sampled(parameters: dict[str, list[Tensor]], moves_B2: Tensor) -> dict[str, 
 
 def correction(found: dict[str, Tensor], *losses: dict[str, Tensor], parameters: dict[str, list[Tensor]]) -> float:
     """What foresight adds to the leader's plain gradient, the mean of the given losses'."""
-    plain = torch.autograd.grad(sum(part["leader"] for part in losses) / len(losses), parameters["leader"], retain_graph=True)[0]
+    plain = torch.autograd.grad(
+        sum(part["leader"] for part in losses) / len(losses), parameters["leader"], retain_graph=True
+    )[0]
     return float(plain - found["leader"][0])
 
 
@@ -43,7 +52,10 @@ def test_exact_losses_need_no_halves(variant: str) -> None:
     parameters = start()
     settings = StackelbergSettings(variant=variant, ihvp_damping=0.5)  # type: ignore[arg-type]
     losses = exact(parameters)
-    made = [directions(losses, parameters, FOLLOWERS, settings, STEPS, torch.Generator(), independent=x) for x in (None, losses)]
+    made = [
+        directions(losses, parameters, FOLLOWERS, settings, STEPS, torch.Generator(), independent=x)
+        for x in (None, losses)
+    ]
     for agent in FOLLOWERS:
         torch.testing.assert_close(made[0][agent], made[1][agent])
 

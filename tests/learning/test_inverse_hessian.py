@@ -1,4 +1,5 @@
-"""Inverse-Hessian products against dense solves: on quadratics, on small networks, and where the Hessian is singular or indefinite."""
+"""Inverse-Hessian products against dense solves: on quadratics, on small networks, and where the Hessian is singular or
+indefinite."""
 
 import pytest
 import torch

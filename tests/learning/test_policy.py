@@ -1,4 +1,5 @@
-"""Action distributions against torch.distributions, and masks: a factor that is not in play is absent, not merely constant."""
+"""Action distributions against torch.distributions, and masks: a factor that is not in play is absent, not merely
+constant."""
 
 from dataclasses import replace
 
@@ -78,7 +79,9 @@ def leaves(made: Policy) -> Policy:
 def test_gradient_of_factors_not_in_play_is_exactly_zero(quantity: str) -> None:
     made = leaves(policy())
     action = action_of(policy())
-    value = {"log_prob": lambda: made.log_prob(action), "entropy": made.entropy, "kl": lambda: made.kl(policy(3))}[quantity]()
+    value = {"log_prob": lambda: made.log_prob(action), "entropy": made.entropy, "kl": lambda: made.kl(policy(3))}[
+        quantity
+    ]()
     value.square().sum().backward()
     for name, (logits, speaks) in {
         "message": (made.message, made.speaks),
@@ -101,7 +104,12 @@ def test_sampling_frequencies() -> None:
     """Every factor's samples follow its softmax; a forbidden symbol never comes."""
     count = 20_000
     one = policy(2, masked=False)
-    made = Policy(*(x[:1].expand(count, *x.shape[1:]) for x in (one.message, one.linear, one.decision, one.speaks, one.may_decide)))
+    made = Policy(
+        *(
+            x[:1].expand(count, *x.shape[1:])
+            for x in (one.message, one.linear, one.decision, one.speaks, one.may_decide)
+        )
+    )
     action = made.sample(gumbel_noise((count, made.noise_width), torch.Generator().manual_seed(0)))
     for name, logits, _ in parts(one):
         said_NF = action[name].view(count, -1)
@@ -111,7 +119,11 @@ def test_sampling_frequencies() -> None:
             assert not seen[probability == 0].any()
             possible = probability > 0
             expected = probability[possible] * count
-            assert chisquare(seen[possible].numpy(), (expected / expected.sum() * count).numpy()).pvalue > 1e-3, (name, factor)
-    pairs = torch.bincount(action["message"][:, 0] * LINEAR + action["linear"][:, 0], minlength=SYMBOLS * LINEAR)  # independent factors
+            assert chisquare(seen[possible].numpy(), (expected / expected.sum() * count).numpy()).pvalue > 1e-3, (
+                name,
+                factor,
+            )
+    # independent factors
+    pairs = torch.bincount(action["message"][:, 0] * LINEAR + action["linear"][:, 0], minlength=SYMBOLS * LINEAR)
     joint = (torch.softmax(one.message[0, 0], 0)[:, None] * torch.softmax(one.linear[0, 0], 0)).flatten() * count
     assert chisquare(pairs.numpy(), (joint / joint.sum() * count).numpy()).pvalue > 1e-3

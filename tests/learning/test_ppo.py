@@ -19,7 +19,10 @@ CLIP, PENALTY = PPOSettings(), PPOSettings(loss="kl_penalty")
 def rows(count: int = 40, seed: int = 0) -> Rows:
     """Random rows, far enough from the old policy that clipping bites on both sides."""
     random = torch.Generator().manual_seed(seed)
-    made = {name: torch.randn(count, generator=random, dtype=torch.float64) for name in ("advantage", "value", "old_value", "target")}
+    made = {
+        name: torch.randn(count, generator=random, dtype=torch.float64)
+        for name in ("advantage", "value", "old_value", "target")
+    }
     made["old"] = -torch.rand(count, generator=random, dtype=torch.float64) * 3
     made["new"] = made["old"] + torch.randn(count, generator=random, dtype=torch.float64) * 0.4
     made["weight"] = (torch.rand(count, generator=random) < 0.6).double()
@@ -70,12 +73,16 @@ def test_objective(base: PPOSettings, weighted: bool) -> None:
     for seed in range(5):
         data = rows(seed=seed)
         weight = data["weight"] if weighted else None
-        found = objective(data["new"], data["old"], data["advantage"], base, torch.tensor(0.7, dtype=torch.float64), weight)
+        found = objective(
+            data["new"], data["old"], data["advantage"], base, torch.tensor(0.7, dtype=torch.float64), weight
+        )
         chosen = [i for i in range(40) if not weighted or data["weight"][i] > 0]
         assert [float(x) for x in found] == pytest.approx(slow_objective(data, base, 0.7, chosen), rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "clip", "weighted"), list(product(["smooth_l1", "l1", "l2"], [False, True, 0.5], [False, True])))
+@pytest.mark.parametrize(
+    ("kind", "clip", "weighted"), list(product(["smooth_l1", "l1", "l2"], [False, True, 0.5], [False, True]))
+)
 def test_critic(kind: Any, clip: Any, weighted: bool) -> None:
     base = PPOSettings(critic_loss=kind, clip_value=clip)
     data = rows()
@@ -98,7 +105,9 @@ def test_gradient_of_the_clipped_objective(log_ratio: float, advantage: float, m
     assert float(new.grad) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(("kl", "factor"), [(0.016, 2.0), (0.0149, 1.0), (0.01, 1.0), (0.0067, 1.0), (0.006, 0.5), (-0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("kl", "factor"), [(0.016, 2.0), (0.0149, 1.0), (0.01, 1.0), (0.0067, 1.0), (0.006, 0.5), (-0.5, 0.5)]
+)
 def test_next_beta(kl: float, factor: float) -> None:
     base = PPOSettings(kl_target=0.01)
     assert float(next_beta(torch.tensor(0.8), torch.tensor(kl), base)) == pytest.approx(0.8 * factor)
@@ -111,4 +120,6 @@ def test_score_loss(most: float | None) -> None:
     new = data["new"].requires_grad_()
     (gradient,) = torch.autograd.grad(score_loss(new, data["old"], data["advantage"], most), new)
     ratios = [1.0 if most is None else min(math.exp(float(ratio)), most) for ratio in (new - data["old"]).detach()]
-    assert gradient.tolist() == pytest.approx([-ratio * float(a) / 40 for ratio, a in zip(ratios, data["advantage"], strict=True)])
+    assert gradient.tolist() == pytest.approx(
+        [-ratio * float(a) / 40 for ratio, a in zip(ratios, data["advantage"], strict=True)]
+    )

@@ -23,13 +23,17 @@ Followers = Mapping[str, tuple[str, ...]]
 
 
 class Play:
-    """One batch of 12 copies of 3 rounds of agents with a linear softmax policy each; losses and score of any share of it."""
+    """One batch of 12 copies of 3 rounds of agents with a linear softmax policy each; losses and score of any share of
+    it."""
 
     copies, rounds = 12, 3
 
     def __init__(self, agents: Sequence[str], seed: int = 0) -> None:
         self.agents, shape = list(agents), (self.copies, self.rounds)
-        self.seen, self.acts = normal(*shape, 2, seed=seed), torch.randint(0, 3, (*shape, len(agents)), generator=generator(seed + 1))
+        self.seen, self.acts = (
+            normal(*shape, 2, seed=seed),
+            torch.randint(0, 3, (*shape, len(agents)), generator=generator(seed + 1)),
+        )
         self.advantage = normal(*shape, len(agents), seed=seed + 2)
         self.live = (torch.rand(shape, generator=generator(seed + 3)) < torch.tensor([1.0, 0.8, 0.8])).cummin(-1).values
         self.turn = torch.rand((*shape, len(agents)), generator=generator(seed + 4)) < 0.7
@@ -57,12 +61,15 @@ class Play:
         rows: slice = slice(None),
     ) -> dict[str, Tensor]:
         parameters = {agent: [self.values[k].clone().requires_grad_()] for k, agent in enumerate(self.agents)}
-        losses, score = self.losses(torch.stack([p for (p,) in parameters.values()]), settings.variant.startswith("p"), rows)
+        losses, score = self.losses(
+            torch.stack([p for (p,) in parameters.values()]), settings.variant.startswith("p"), rows
+        )
         named = dict(zip(self.agents, losses))
         return published_directions(named, score, parameters, followers, settings, eta, generator(), reduce)
 
     def derivatives(self, clipped: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Gradients [owner, agent, P] of losses and [agent, P] of the score, and each loss's Hessian in its owner's parameters."""
+        """Gradients [owner, agent, P] of losses and [agent, P] of the score, and each loss's Hessian in its owner's
+        parameters."""
         flat, count = self.values.flatten(), len(self.agents)
 
         def both(x: Tensor) -> Tensor:
@@ -74,7 +81,9 @@ class Play:
         return first[:-1], first[-1], np.stack([second[k, k, :, k] for k in range(count)])
 
 
-def slow(play: Play, sequence: Sequence[Sequence[str]], settings: StackelbergSettings, eta: Mapping[str, float]) -> dict[str, np.ndarray]:
+def slow(
+    play: Play, sequence: Sequence[Sequence[str]], settings: StackelbergSettings, eta: Mapping[str, float]
+) -> dict[str, np.ndarray]:
     """Section by section as the formulas are written; `sequence` is empty where everybody follows everybody."""
     gradient, score, hessian = play.derivatives(settings.variant.startswith("p"))
     number, implicit = {agent: k for k, agent in enumerate(play.agents)}, settings.variant in ("spg", "pspg")
@@ -94,7 +103,11 @@ def slow(play: Play, sequence: Sequence[Sequence[str]], settings: StackelbergSet
     total, chi, ahead = ({k: np.zeros(6) for k in number.values()} for _ in range(3))
     for level in reversed(range(len(levels))):
         for g in levels[level]:
-            below = [(0, f) for f in levels[0] if f != g] if mutual else [(k, f) for k in range(level + 1, len(levels)) for f in levels[k]]
+            below = (
+                [(0, f) for f in levels[0] if f != g]
+                if mutual
+                else [(k, f) for k in range(level + 1, len(levels)) for f in levels[k]]
+            )
             for f_level, f in below:
                 step = 1.0 if implicit else eta[play.agents[f]]
                 m = gradient[g, f]
@@ -102,7 +115,9 @@ def slow(play: Play, sequence: Sequence[Sequence[str]], settings: StackelbergSet
                     m = np.linalg.solve(hessian[f] + settings.ihvp_damping * np.eye(6), m)
                 cs, cp = coefficients(level, g, f_level, f)
                 chi[g] += step * ((m @ score[f]) * cs + (m @ gradient[f, f]) * cp)
-                if settings.variant in ("sos", "psos") or (settings.variant in ("lola", "pola") and settings.additional_lola_term):
+                if settings.variant in ("sos", "psos") or (
+                    settings.variant in ("lola", "pola") and settings.additional_lola_term
+                ):
                     d = gradient[f, f] if mutual else total[f]
                     ahead[g] += step * ((score[f] @ d) * gradient[g, g] + (gradient[g, f] @ d) * score[g])
             total[g] = gradient[g, g] - chi[g] - ahead[g]

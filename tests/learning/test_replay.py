@@ -1,4 +1,5 @@
-"""The ring against a deque, the sum tree against running sums, sampling against its probabilities, and saved buffers."""
+"""The ring against a deque, the sum tree against running sums, sampling against its probabilities, and saved
+buffers."""
 
 import io
 from collections import deque
@@ -25,7 +26,12 @@ def rows_from(first: int, count: int) -> dict[str, Tensor]:
     """Rows of SCHEMA that tell where they come from."""
     number = torch.arange(first, first + count)
     legal = number[:, None] % torch.tensor([2, 3, 5, 7]) == 0
-    return {"obs": number[:, None, None] + torch.zeros(2, 3), "legal": legal, "action": number, "reward": -number.float()}
+    return {
+        "obs": number[:, None, None] + torch.zeros(2, 3),
+        "legal": legal,
+        "action": number,
+        "reward": -number.float(),
+    }
 
 
 def numbers(first: int, count: int) -> dict[str, Tensor]:
@@ -63,7 +69,9 @@ def test_a_ring_holds_what_a_deque_of_that_length_holds(device: str, capacity: i
         ({"action": torch.zeros(2)}, "action is torch.float32, which is more than torch.int32 can hold"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_before_anything_is_written(change: dict[str, Tensor | None], message: str) -> None:
+def test_rows_that_do_not_fit_are_refused_before_anything_is_written(
+    change: dict[str, Tensor | None], message: str
+) -> None:
     ring, rows = Ring(SCHEMA, 4), {**rows_from(0, 2), **change}
     ring.add(rows_from(5, 2))
     with pytest.raises(ValueError, match=message):
@@ -129,7 +137,10 @@ def test_uniform_draws_hit_every_row_alike_and_only_rows_that_are_there() -> Non
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_prioritised_batch_has_every_row_as_often_as_its_share_to_the_nearest_two(device: str) -> None:
-    replay, error = prioritised(500, device=device), torch.rand(300, generator=torch.Generator().manual_seed(1), device="cpu") ** 3
+    replay, error = (
+        prioritised(500, device=device),
+        torch.rand(300, generator=torch.Generator().manual_seed(1), device="cpu") ** 3,
+    )
     replay.add(numbers(0, 300))
     replay.update_priorities(torch.arange(300, device=device), error.to(device))
     found = replay.sample(5000, generator(4, "replay", "agent", 7))

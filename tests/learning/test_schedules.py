@@ -28,7 +28,9 @@ def test_who_learns_when(schedule: UpdateSchedule, expected: list[int]) -> None:
 
 @pytest.mark.parametrize("count", range(5))
 def test_two_that_alternate_never_learn_together_and_never_both_rest(count: int) -> None:
-    first, second = (UpdateSchedule("alternating", period=4, first_agent_num_rounds=count, first_agent=own) for own in (True, False))
+    first, second = (
+        UpdateSchedule("alternating", period=4, first_agent_num_rounds=count, first_agent=own) for own in (True, False)
+    )
     assert sorted(learned_in(first) + learned_in(second)) == list(range(12))
 
 

@@ -1,4 +1,5 @@
-"""Directions against dense matrices and brute-force differentiation, on one learner and on two; the sampled losses against loops."""
+"""Directions against dense matrices and brute-force differentiation, on one learner and on two; the sampled losses
+against loops."""
 
 import math
 import threading
@@ -10,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.learning.shaping import Reduce, check_sequence, dice_losses, directions, leader_follower_map, stable_direction
+from nip_ray.learning.shaping import (
+    Reduce,
+    check_sequence,
+    dice_losses,
+    directions,
+    leader_follower_map,
+    stable_direction,
+)
 from nip_ray.settings.stackelberg import StackelbergSettings
 
 VARIANTS = ("spg", "pspg", "lola", "pola", "sos", "psos")
@@ -30,8 +38,13 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def lockstep(learners: Sequence[Callable[[Reduce], Any]]) -> list[Any]:
-    """Runs each learner in a thread of its own; `reduce` sums over them. A call that one learner does not make breaks the barrier."""
-    barrier, given, results = threading.Barrier(len(learners), timeout=120), [torch.zeros(0)] * len(learners), [None] * len(learners)
+    """Runs each learner in a thread of its own; `reduce` sums over them. A call that one learner does not make breaks
+    the barrier."""
+    barrier, given, results = (
+        threading.Barrier(len(learners), timeout=120),
+        [torch.zeros(0)] * len(learners),
+        [None] * len(learners),
+    )
 
     def run(rank: int) -> None:
         def reduce(x: Tensor) -> Tensor:
@@ -57,7 +70,12 @@ def lockstep(learners: Sequence[Callable[[Reduce], Any]]) -> list[Any]:
 def test_leader_follower_map() -> None:
     agents = ("a", "b", "c", "d")
     sequence = (("c",), ("a", "d"), ("b",))
-    assert leader_follower_map(agents, sequence, mutual=False) == {"a": ("b",), "b": (), "c": ("a", "d", "b"), "d": ("b",)}
+    assert leader_follower_map(agents, sequence, mutual=False) == {
+        "a": ("b",),
+        "b": (),
+        "c": ("a", "d", "b"),
+        "d": ("b",),
+    }
     assert leader_follower_map(("a", "b", "c"), (), mutual=True) == {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
     assert leader_follower_map(("a",), (("a",),), mutual=False) == {"a": ()}
 
@@ -74,7 +92,10 @@ def test_leader_follower_map() -> None:
     ],
 )
 def test_a_wrong_sequence_names_the_agents(sequence: tuple[tuple[str, ...], ...], words: list[str]) -> None:
-    for call in (lambda: check_sequence(("a", "b", "c"), sequence), lambda: leader_follower_map(("a", "b", "c"), sequence, mutual=False)):
+    for call in (
+        lambda: check_sequence(("a", "b", "c"), sequence),
+        lambda: leader_follower_map(("a", "b", "c"), sequence, mutual=False),
+    ):
         with pytest.raises(UserError) as caught:
             call()
         for word in words:
@@ -82,17 +103,24 @@ def test_a_wrong_sequence_names_the_agents(sequence: tuple[tuple[str, ...], ...]
 
 
 class Smooth:
-    """Random smooth losses of several agents, with every second derivative alive; an agent's parameters are two tensors."""
+    """Random smooth losses of several agents, with every second derivative alive; an agent's parameters are two
+    tensors."""
 
     def __init__(self, agents: Sequence[str], seed: int) -> None:
         self.agents = list(agents)
         self.parameters = {
-            agent: [normal(*shape, seed=seed + 10 * k + part).requires_grad_() for part, shape in enumerate(((2, 1 + k % 2), (2,)))]
+            agent: [
+                normal(*shape, seed=seed + 10 * k + part).requires_grad_()
+                for part, shape in enumerate(((2, 1 + k % 2), (2,)))
+            ]
             for k, agent in enumerate(agents)
         }
         self.sizes = [sum(p.numel() for p in self.parameters[agent]) for agent in agents]
         size = sum(self.sizes)
-        self.quadratics, self.linears = normal(len(agents), size, size, seed=seed + 500) * 0.3, normal(len(agents), size, seed=seed + 600)
+        self.quadratics, self.linears = (
+            normal(len(agents), size, size, seed=seed + 500) * 0.3,
+            normal(len(agents), size, seed=seed + 600),
+        )
         self.mixes = normal(len(agents), size, size, seed=seed + 700) * 0.3
         for k in range(len(agents)):
             block = self.block(k)
@@ -105,7 +133,9 @@ class Smooth:
         return torch.cat([p.reshape(-1) for agent in self.agents for p in self.parameters[agent]])
 
     def loss(self, k: int, flat: Tensor) -> Tensor:
-        return flat @ self.quadratics[k] @ flat / 2 + self.linears[k] @ flat + (self.mixes[k] @ flat).tanh().pow(3).sum()
+        return (
+            flat @ self.quadratics[k] @ flat / 2 + self.linears[k] @ flat + (self.mixes[k] @ flat).tanh().pow(3).sum()
+        )
 
     def losses(self) -> dict[str, Tensor]:
         flat = self.flat()
@@ -141,7 +171,11 @@ def dense_implicit(game: Smooth, followers: Mapping[str, tuple[str, ...]], dampi
 
 
 def dense_one_step(
-    game: Smooth, followers: Mapping[str, tuple[str, ...]], settings: StackelbergSettings, eta: Mapping[str, float], mutual: bool
+    game: Smooth,
+    followers: Mapping[str, tuple[str, ...]],
+    settings: StackelbergSettings,
+    eta: Mapping[str, float],
+    mutual: bool,
 ) -> dict[str, Tensor]:
     gradients, hessians = game.derivatives()
     block = {agent: game.block(k) for k, agent in enumerate(game.agents)}
@@ -215,11 +249,16 @@ def test_one_step_rules_are_the_dense_formulas(name: str, variant: str, scale: f
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_influence_is_zero(variant: str) -> None:
-    """Parameters that a loss does not read, losses linear in them, frozen parameters, agents without any, and a constant loss."""
+    """Parameters that a loss does not read, losses linear in them, frozen parameters, agents without any, and a
+    constant loss."""
     leader, follower, frozen = (normal(3, seed=k).requires_grad_() for k in range(3))
     unused = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
     frozen.requires_grad_(False)
-    parameters = {"leader": [leader, unused], "follower": [unused.detach().requires_grad_(), follower, frozen], "none": []}
+    parameters = {
+        "leader": [leader, unused],
+        "follower": [unused.detach().requires_grad_(), follower, frozen],
+        "none": [],
+    }
     parameters["idle"] = [leader * 0]
     losses = {
         "leader": leader.square().sum() + follower.sum(),
@@ -264,7 +303,9 @@ def test_dice_losses_of_both_forms_against_loops() -> None:
         assert not plain.any()
         gradient = torch.autograd.grad(plain[1], data["log_prob"])[0]  # of a policy gradient: - discount^t A_t
         weights = torch.where(live, 0.8 ** torch.arange(3), 0.0) / (copies or 30)
-        torch.testing.assert_close(gradient, (-weights * data["advantage"][..., 1].nan_to_num())[..., None].expand(-1, -1, 2))
+        torch.testing.assert_close(
+            gradient, (-weights * data["advantage"][..., 1].nan_to_num())[..., None].expand(-1, -1, 2)
+        )
 
 
 def network_losses(rows: slice, networks: Mapping[str, nn.Module], clipped: bool) -> dict[str, Tensor]:
@@ -288,8 +329,15 @@ def made_networks() -> dict[str, nn.Module]:
     return {agent: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double() for agent in "abc"}
 
 
-IMPLICIT = [(name, variant, ihvp) for name in ("one leads two", "three levels") for variant in ("spg", "pspg") for ihvp in METHODS]
-ONE_STEP = [(name, variant, "nystrom") for name in ("one leads two", "three levels", "mutual") for variant in VARIANTS[2:]]
+IMPLICIT = [
+    (name, variant, ihvp)
+    for name in ("one leads two", "three levels")
+    for variant in ("spg", "pspg")
+    for ihvp in METHODS
+]
+ONE_STEP = [
+    (name, variant, "nystrom") for name in ("one leads two", "three levels", "mutual") for variant in VARIANTS[2:]
+]
 
 
 @pytest.mark.parametrize(("name", "variant", "ihvp"), IMPLICIT + ONE_STEP)
@@ -312,7 +360,9 @@ def test_two_learners_are_one(name: str, variant: str, ihvp: str) -> None:
     for together in lockstep([learner(slice(0, 13)), learner(slice(13, 40))]):
         for agent in "abc":
             torch.testing.assert_close(together[agent], alone[agent], rtol=1e-6, atol=1e-9)
-    assert relative_error(alone["b" if mutual else "a"], learner(slice(0, 13))(lambda x: x)["b" if mutual else "a"]) > 1e-2
+    assert (
+        relative_error(alone["b" if mutual else "a"], learner(slice(0, 13))(lambda x: x)["b" if mutual else "a"]) > 1e-2
+    )
 
 
 @pytest.mark.parametrize(("norm", "share"), [(0.05, 0.0025), (0.0999, 0.0999**2), (0.2, 1.0), (0.5, 1.0)])

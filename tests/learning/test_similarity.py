@@ -13,7 +13,9 @@ from nip_ray.learning.similarity import choice_distances, similarity
 NO = -1e9
 
 
-def policy(message: list[list[list[float]]], decision: list[list[float]] | None = None, speaks: list[list[bool]] | None = None) -> Policy:
+def policy(
+    message: list[list[list[float]]], decision: list[list[float]] | None = None, speaks: list[list[bool]] | None = None
+) -> Policy:
     """Message logits (N, F, S); every factor in play and every decision countable unless said otherwise."""
     made = torch.tensor(message)
     speaks_NF = torch.ones(made.shape[:2], dtype=torch.bool) if speaks is None else torch.tensor(speaks)
@@ -43,7 +45,9 @@ def test_equals_plain_python(legacy: bool) -> None:
         a: list[float] = []
         b: list[float] = []
         for factor in adversary.speaks[row].nonzero().flatten().tolist():
-            for x, y in zip(adversary.message[row, factor].tolist(), simulator.message[row, factor].tolist(), strict=True):
+            for x, y in zip(
+                adversary.message[row, factor].tolist(), simulator.message[row, factor].tolist(), strict=True
+            ):
                 if legacy or min(x, y) > -1e8:
                     a.append(x)
                     b.append(y)
@@ -60,7 +64,10 @@ def test_a_simulator_without_a_decision_leaves_the_term_out() -> None:
 
 
 def test_silence_is_the_adversarys() -> None:
-    adversary, simulator = policy([[[1.0, 1.0], [5.0, 0.0]]], speaks=[[True, False]]), policy([[[1.0, 1.0], [0.0, 7.0]]])
+    adversary, simulator = (
+        policy([[[1.0, 1.0], [5.0, 0.0]]], speaks=[[True, False]]),
+        policy([[[1.0, 1.0], [0.0, 7.0]]]),
+    )
     assert similarity(adversary, simulator).tolist() == [pytest.approx(1.0)]
     assert choice_distances(adversary, simulator).tolist() == [[0.0, -1.0]]
     nobody = replace(adversary, speaks=torch.zeros(1, 2, dtype=torch.bool))
@@ -71,7 +78,10 @@ def test_silence_is_the_adversarys() -> None:
 def gradients(adversary: Policy, simulator: Policy) -> list[Tensor]:
     logits = (adversary.message, adversary.decision, simulator.message, simulator.decision)
     leaves = [x.clone().requires_grad_() for x in logits if x is not None]
-    pair = replace(adversary, message=leaves[0], decision=leaves[1]), replace(simulator, message=leaves[2], decision=leaves[3])
+    pair = (
+        replace(adversary, message=leaves[0], decision=leaves[1]),
+        replace(simulator, message=leaves[2], decision=leaves[3]),
+    )
     similarity(*pair).sum().backward()
     return [leaf.grad for leaf in leaves if leaf.grad is not None]
 

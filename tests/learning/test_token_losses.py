@@ -35,7 +35,8 @@ def rule(**given: Any) -> PolicyGradientSettings:
 
 
 def turns() -> tuple[list[tuple[int, str, int]], list[int], list[float]]:
-    """(item, agent, own turn) of each turn, its dialogue, its return: four dialogues about two items, of different lengths."""
+    """(item, agent, own turn) of each turn, its dialogue, its return: four dialogues about two items, of different
+    lengths."""
     random = torch.Generator().manual_seed(3)
     rows = [
         (item, agent, turn, dialogue)
@@ -46,14 +47,18 @@ def turns() -> tuple[list[tuple[int, str, int]], list[int], list[float]]:
     return [row[:3] for row in rows], [row[3] for row in rows], torch.randn(len(rows), generator=random).tolist()
 
 
-@pytest.mark.parametrize(("kind", "normalise"), [("group", False), ("group", True), ("leave_one_out", False), ("none", False)])
+@pytest.mark.parametrize(
+    ("kind", "normalise"), [("group", False), ("group", True), ("leave_one_out", False), ("none", False)]
+)
 def test_group_advantages_are_those_of_a_loop(kind: Any, normalise: bool) -> None:
     keys, dialogues, returns = turns()
     returns[keys.index((0, "prover", 1))] = 0.1  # three equal returns whose mean is rounded
     for row, key in enumerate(keys):
         if key == (0, "verifier", 0):
             returns[row] = 0.1
-    played = AgentTurns("prover", torch.tensor(returns), group_numbers(*zip(*keys, strict=True)), torch.tensor(dialogues))
+    played = AgentTurns(
+        "prover", torch.tensor(returns), group_numbers(*zip(*keys, strict=True)), torch.tensor(dialogues)
+    )
     found, baselines = turn_advantages(played, {"prover": 0.5}, rule(advantage=kind, normalise_advantage=normalise))
     expected, alone, equal = [], set(), set()
     for key, own in zip(keys, returns, strict=True):
@@ -68,10 +73,16 @@ def test_group_advantages_are_those_of_a_loop(kind: Any, normalise: bool) -> Non
         else:
             expected.append((own - fmean(group)) / (pstdev(group) + 1e-6 if normalise else 1))
     torch.testing.assert_close(found.advantage_N, torch.tensor(expected), rtol=1e-5, atol=1e-6)
-    assert [value for value in expected if value == 0.0] == [value for value in found.advantage_N.tolist() if value == 0.0]
+    assert [value for value in expected if value == 0.0] == [
+        value for value in found.advantage_N.tolist() if value == 0.0
+    ]
     assert baselines == {"prover": 0.5}
     if kind != "none":
-        assert (found.num_groups, found.num_alone, found.num_equal) == (len(set(keys)), len(alone), len(equal)) == (10, 2, 1)
+        assert (
+            (found.num_groups, found.num_alone, found.num_equal)
+            == (len(set(keys)), len(alone), len(equal))
+            == (10, 2, 1)
+        )
         assert found.equal_share == 1 / 8
 
 
@@ -84,7 +95,10 @@ def test_role_advantages_are_unbiased_by_their_own_dialogue() -> None:
     parts = []
     for agent, rows in (("v", [0, 2]), ("p", [1, 4]), ("v", [3])):
         turns = AgentTurns(
-            agent, torch.tensor([returns[row] for row in rows]), torch.zeros(0), torch.tensor([dialogues[row] for row in rows])
+            agent,
+            torch.tensor([returns[row] for row in rows]),
+            torch.zeros(0),
+            torch.tensor([dialogues[row] for row in rows]),
         )
         part, state = turn_advantages(turns, state, rule(advantage="role", role_baseline_decay=0.75))
         parts += part.advantage_N.tolist()
@@ -100,11 +114,14 @@ def test_returns_are_discounted_by_round() -> None:
 
 
 def batch(spread: float) -> dict[str, Any]:
-    """Random turns of `LENGTHS`, NaN outside the mask. spread: of the learner's log-probabilities about the recorded ones."""
+    """Random turns of `LENGTHS`, NaN outside the mask. spread: of the learner's log-probabilities about the recorded
+    ones."""
     random = torch.Generator().manual_seed(5)
     shape = (len(LENGTHS), max(LENGTHS))
     mask_NT = (torch.arange(shape[1]) < torch.tensor(LENGTHS)[:, None]).double()
-    made = {name: torch.randn(shape, generator=random, dtype=torch.float64) for name in ("old", "new", "start", "entropy")}
+    made = {
+        name: torch.randn(shape, generator=random, dtype=torch.float64) for name in ("old", "new", "start", "entropy")
+    }
     old_NT = -made["old"].abs()
     rows = {
         "log_prob_NT": old_NT + spread * made["new"],
@@ -125,7 +142,9 @@ def slow_loss(rows: dict[str, Tensor], settings: PolicyGradientSettings) -> tupl
     """The loss and its figures, token by token."""
     loss, clipped, kls, entropies, ratios, differences = 0.0, [], [], [], [0.0], [0.0]
     for n, length in enumerate(LENGTHS):
-        new, old, start, entropy = (rows[f"{k}_NT"][n, :length].tolist() for k in ("log_prob", "old_log_prob", "start_log_prob", "entropy"))
+        new, old, start, entropy = (
+            rows[f"{k}_NT"][n, :length].tolist() for k in ("log_prob", "old_log_prob", "start_log_prob", "entropy")
+        )
         advantage = float(rows["advantage_N"][n])
         for t in range(length):
             ratio = math.exp(new[t] - old[t])
@@ -144,7 +163,11 @@ def slow_loss(rows: dict[str, Tensor], settings: PolicyGradientSettings) -> tupl
             differences.append(abs(new[t] - old[t]))
             kl = kls[-1] if settings.kl_estimator == "k3" else d * d / 2
             each = -value + settings.kl_coefficient * kl - settings.entropy_coefficient * entropy[t]
-            weight = {"token": 1 / sum(LENGTHS), "turn": 1 / (len(LENGTHS) * MAX_TOKENS), "turn_mean": 1 / (len(LENGTHS) * length)}
+            weight = {
+                "token": 1 / sum(LENGTHS),
+                "turn": 1 / (len(LENGTHS) * MAX_TOKENS),
+                "turn_mean": 1 / (len(LENGTHS) * length),
+            }
             loss += weight[settings.aggregation] * each
     figures = {"loss": loss, "clip_share": fmean(clipped), "kl": fmean(kls), "entropy": fmean(entropies)}
     return loss, figures | {"ratio_max": max(ratios), "logprob_difference": max(differences)}
@@ -186,7 +209,8 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce(ratio: Any, aggregation:
 
 @pytest.mark.parametrize("estimator", ["k3", "k2"])
 def test_the_expected_gradient_of_the_kl_estimators(estimator: Any) -> None:
-    """Over all tokens, weighted by their probability: k3 gives that of KL(start || policy), k2 that of KL(policy || start)."""
+    """Over all tokens, weighted by their probability: k3 gives that of KL(start || policy), k2 that of KL(policy ||
+    start)."""
     logits_V = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
     start_V = torch.tensor([0.1, 0.7, -0.4], dtype=torch.float64).log_softmax(-1)
     log_V = logits_V.log_softmax(-1)
@@ -194,14 +218,23 @@ def test_the_expected_gradient_of_the_kl_estimators(estimator: Any) -> None:
     zero_V = torch.zeros(3, dtype=torch.float64)
     prob_V1 = log_V.detach().exp()[:, None]
     loss, found = token_loss(
-        log_V[:, None], zero_V[:, None], log_V.detach()[:, None], zero_V, torch.ones_like(prob_V1), prob_V1, settings, start_V[:, None]
+        log_V[:, None],
+        zero_V[:, None],
+        log_V.detach()[:, None],
+        zero_V,
+        torch.ones_like(prob_V1),
+        prob_V1,
+        settings,
+        start_V[:, None],
     )
     forward, reverse = (
         F.kl_div(log_V, start_V, log_target=True, reduction="sum"),
         F.kl_div(start_V, log_V, log_target=True, reduction="sum"),
     )
     wanted = forward if estimator == "k3" else reverse
-    torch.testing.assert_close(torch.autograd.grad(loss, logits_V, retain_graph=True)[0], torch.autograd.grad(wanted, logits_V)[0])
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, logits_V, retain_graph=True)[0], torch.autograd.grad(wanted, logits_V)[0]
+    )
     if estimator == "k3":  # and unbiased for KL(policy || start)
         torch.testing.assert_close(loss.detach(), reverse.detach())
     assert found.metrics()["kl"] > 0
@@ -210,7 +243,10 @@ def test_the_expected_gradient_of_the_kl_estimators(estimator: Any) -> None:
 @pytest.mark.parametrize("distance", [-30.0, -0.5, 0.0, 3.0, 19.9, 20.1, 60.0])
 def test_the_kl_estimate_pulls_towards_the_start_model_however_far(distance: float) -> None:
     """The derivative by log_prob is 1 - exp(d), from d = 20 on that at 20: never the other way."""
-    log_prob_NT, one_NT = torch.full((1, 1), -distance, dtype=torch.float64, requires_grad=True), torch.ones(1, 1, dtype=torch.float64)
+    log_prob_NT, one_NT = (
+        torch.full((1, 1), -distance, dtype=torch.float64, requires_grad=True),
+        torch.ones(1, 1, dtype=torch.float64),
+    )
     rows = (log_prob_NT, 0 * one_NT, log_prob_NT.detach(), torch.zeros(1, dtype=torch.float64), one_NT, one_NT)
     loss, found = token_loss(*rows, rule(kl_coefficient=1.0, kl_estimator="k3"), 0 * one_NT)
     (gradient_NT,) = torch.autograd.grad(loss, log_prob_NT)
@@ -237,7 +273,9 @@ def test_log_probabilities_and_entropies_are_of_the_distribution_that_was_drawn_
 
 def test_an_agents_own_settings() -> None:
     own = PolicyGradientAgentSettings(learning_rate=0.5, from_iteration=3, until_iteration=4)
-    settings = rule(kl_coefficient=0.1, agents={"verifier": own, "_default": PolicyGradientAgentSettings(kl_coefficient=0.0)})
+    settings = rule(
+        kl_coefficient=0.1, agents={"verifier": own, "_default": PolicyGradientAgentSettings(kl_coefficient=0.0)}
+    )
     assert (settings.seen_by("verifier").learning_rate, settings.seen_by("verifier").kl_coefficient) == (0.5, 0.1)
     assert (settings.seen_by("prover").learning_rate, settings.seen_by("prover").kl_coefficient) == (1e-4, 0.0)
     assert [settings.learns("verifier", i) for i in range(5)] == [False, False, True, True, False]

@@ -1,4 +1,5 @@
-"""What is learned beside drawn actions, against enumeration: expected pay over all decisions, the label's score, and imitation."""
+"""What is learned beside drawn actions, against enumeration: expected pay over all decisions, the label's score, and
+imitation."""
 
 import math
 from dataclasses import replace
@@ -21,17 +22,22 @@ from tests.builders import copies, graph_agents, graph_scenario, spread_heads
 
 GAMES: dict[str, Protocol] = {
     "one decision": build("nip", max_rounds=3, min_rounds=3, payoff={"verifier": PayoffSettings(false_accept=-5.0)}),
-    "decides or goes on": build("nip", max_rounds=5, min_rounds=1, verifier_no_guess_reward=0.3, verifier_terminated_penalty=-2.0),
+    "decides or goes on": build(
+        "nip", max_rounds=5, min_rounds=1, verifier_no_guess_reward=0.3, verifier_terminated_penalty=-2.0
+    ),
     "a proper score": build("nip", max_rounds=3, min_rounds=1, verifier_scoring="brier"),
     "the members of a panel": build("judge_panel", judges=2, judges_paid_for="verdict"),
-    "a panel's mean": build("judge_panel", judges=2, panel_rule="mean", judges_paid_for="verdict", verifier_scoring="log"),
+    "a panel's mean": build(
+        "judge_panel", judges=2, panel_rule="mean", judges_paid_for="verdict", verifier_scoring="log"
+    ),
     "a debate": build("debate", max_rounds=3, min_rounds=1),
 }
 
 
 @pytest.mark.parametrize("name", GAMES)
 def test_the_gradient_is_that_of_the_expected_pay(name: str) -> None:
-    """Of one decider, averaged over all that it could decide, everybody's words and the others' decisions being as they are.
+    """Of one decider, averaged over all that it could decide, everybody's words and the others' decisions being as they
+    are.
 
     The mean pay is a polynomial in the chances of all paths of decisions, which are played one by one.
     """
@@ -48,7 +54,10 @@ def test_the_gradient_is_that_of_the_expected_pay(name: str) -> None:
         rollout = played(scenario, agents, decider, path)
         rows = own_rows(scenario, rollout, decider)
         policy, _ = agents[decider](rows.obs, True, False)
-        chance_B, pay_B = chances(policy, rows, rollout, protocol, decider), rollout.reward_BRA[:, :, protocol.agents.index(decider)].sum(1)
+        chance_B, pay_B = (
+            chances(policy, rows, rollout, protocol, decider),
+            rollout.reward_BRA[:, :, protocol.agents.index(decider)].sum(1),
+        )
         share_B = chance_B / repeats(rollout, protocol, path, decider)
         enumerated = added(enumerated, gradient((share_B * pay_B).sum(), weights))
         loss_N = estimator(policy, rows, rollout, protocol, decider)
@@ -68,9 +77,13 @@ def played(scenario: GraphIsomorphism, agents: dict[str, nn.Module], decider: st
 
     # verdicts of a graded protocol are paid as drawn ones, whoever else is greedy
     players = {agent: Player(network) for agent, network in agents.items()}
-    players[decider] = replace(players[decider], edit=edit, noise=torch.Generator().manual_seed(0) if scenario.protocol.graded else None)
+    players[decider] = replace(
+        players[decider], edit=edit, noise=torch.Generator().manual_seed(0) if scenario.protocol.graded else None
+    )
     if scenario.protocol.graded:
-        players[decider] = replace(players[decider], edit=lambda turn: {**edit(turn), "message": turn.policy.message.argmax(-1)})
+        players[decider] = replace(
+            players[decider], edit=lambda turn: {**edit(turn), "message": turn.policy.message.argmax(-1)}
+        )
     id_B, seed_B = copies(scenario, 6)
     return play_episodes(BatchedPlay(scenario), players, id_B, seed_B, every_verdict=True)
 
@@ -79,11 +92,14 @@ def chances(policy: Policy, rows: AgentRows, rollout: Rollout, protocol: Protoco
     """(B,) the probability of the decisions that were taken, with its graph."""
     chosen_N = rollout.decision_BRA[rows.copy_N, rows.round_N, protocol.agents.index(decider)]
     log_prob_N = torch.log_softmax(policy.decision, -1).gather(1, chosen_N[:, None]).squeeze(1)  # type: ignore[arg-type]
-    return torch.zeros(rollout.num_copies).index_add(0, rows.copy_N, torch.where(policy.may_decide, log_prob_N, 0.0)).exp()  # type: ignore[arg-type]
+    return (
+        torch.zeros(rollout.num_copies).index_add(0, rows.copy_N, torch.where(policy.may_decide, log_prob_N, 0.0)).exp()
+    )  # type: ignore[arg-type]
 
 
 def repeats(rollout: Rollout, protocol: Protocol, path: tuple[int, ...], decider: str) -> Tensor:
-    """(B,) how many of the paths come to this episode: what they say after its end, and where no decision counts, makes no difference."""
+    """(B,) how many of the paths come to this episode: what they say after its end, and where no decision counts, makes
+    no difference."""
     index = protocol.agents.index(decider)
     counts_BR = rollout.turn_BRA[:, :, index] & (torch.arange(rollout.num_rounds) >= protocol.min_rounds - 1)
     return (protocol.undecided + 1.0) ** (len(path) - counts_BR.sum(1))
@@ -155,7 +171,9 @@ def test_imitation_is_the_divergence_from_what_was_found() -> None:
     log_policy = LogPolicy(torch.log_softmax(logits, -1), None, None, torch.ones(2, 1, dtype=torch.bool), None)
     found = imitation(log_policy, taught)
     chance = torch.softmax(logits[0, 0, :2], -1)
-    assert float(found[0]) == pytest.approx(float((taught[0, 0, :2] * (taught[0, 0, :2] / chance).log()).sum()), abs=1e-6)
+    assert float(found[0]) == pytest.approx(
+        float((taught[0, 0, :2] * (taught[0, 0, :2] / chance).log()).sum()), abs=1e-6
+    )
     torch.testing.assert_close(imitation(log_policy, 3 * taught), found)
     assert taught_turns(taught).tolist() == [True, False]
     assert stakes(3 * taught).tolist() == [3.0, 0.0]

@@ -4,7 +4,8 @@
     make mutants ARGS="a-job-made-twice ..."    # some
     make mutants ARGS=--list
 
-First the tests run in the copy as it is, and must pass. Exits with 1 where a bug is not found, and with 2 where the tests fail without one.
+First the tests run in the copy as it is, and must pass. Exits with 1 where a bug is not found, and with 2 where the
+tests fail without one.
 """
 
 import argparse
@@ -25,7 +26,18 @@ ROOT = FILE.parents[2]
 LIMIT_S = 300.0
 """A bug that makes its tests hang for so long is found."""
 
-_COPIED = ("nip_ray", "tests", "tune_configs", "examples", "benchmarks", "scripts", "docs", "pyproject.toml", "README.md", "Makefile")
+_COPIED = (
+    "nip_ray",
+    "tests",
+    "tune_configs",
+    "examples",
+    "benchmarks",
+    "scripts",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "Makefile",
+)
 
 
 class Mutant(NamedTuple):
@@ -90,7 +102,9 @@ def planted(root: Path, mutant: Mutant) -> tuple[bool, str]:
     path = root / mutant.file
     before, stat = path.read_text(encoding="utf-8"), path.stat()
     if before.count(mutant.old) != 1:
-        raise SystemExit(f"{mutant.name}: its old text stands {before.count(mutant.old)} times in {mutant.file}, expected once")
+        raise SystemExit(
+            f"{mutant.name}: its old text stands {before.count(mutant.old)} times in {mutant.file}, expected once"
+        )
     path.write_text(before.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
         code, told = pytest(root, mutant.arguments()) if mutant.seed is None else simulate(root, mutant.seed)
@@ -109,8 +123,12 @@ def unplanted(chosen: list[Mutant]) -> list[list[str]]:
 
 def main() -> int:
     """See the top of this file."""
-    parser = argparse.ArgumentParser(description="Plant bugs in a copy of this checkout and see whether its tests find them.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of an entry of tests/mutants/mutants.yaml (default: all)")
+    parser = argparse.ArgumentParser(
+        description="Plant bugs in a copy of this checkout and see whether its tests find them."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="of an entry of tests/mutants/mutants.yaml (default: all)"
+    )
     parser.add_argument("--list", action="store_true", help="print the names and stop")
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout to copy (default: this one)")
     arguments = parser.parse_args()
@@ -138,7 +156,10 @@ def main() -> int:
             began = time.monotonic()
             found, told = planted(root, mutant)
             missed += not found
-            print(f"{'found    ' if found else 'NOT FOUND'}  {mutant.name:44}  {time.monotonic() - began:4.0f} s  {told}", flush=True)
+            print(
+                f"{'found    ' if found else 'NOT FOUND'}  {mutant.name:44}  {time.monotonic() - began:4.0f} s  {told}",
+                flush=True,
+            )
     print(f"{len(chosen) - missed} of {len(chosen)} planted bugs are found")
     return 1 if missed else 0
 

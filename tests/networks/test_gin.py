@@ -52,7 +52,9 @@ def slow_all(made: list[Gin], batch: Batch, activation: str) -> Tensor:
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])
-@pytest.mark.parametrize(("count", "streams", "layers"), [(1, 1, 0), (2, 2, 0), (1, 1, 1), (1, 2, 2), (2, 1, 3), (3, 2, 2)])
+@pytest.mark.parametrize(
+    ("count", "streams", "layers"), [(1, 1, 0), (2, 2, 0), (1, 1, 1), (1, 2, 2), (2, 1, 3), (3, 2, 2)]
+)
 def test_against_the_loop(count: int, streams: int, layers: int, activation: str) -> None:
     made, batch = gins(count, layers, activation), graphs(streams)
     found = run_gins(made, *batch)

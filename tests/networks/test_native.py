@@ -19,7 +19,9 @@ from nip_ray.scenarios.graph_isomorphism.network import GraphBody, Inputs, token
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from tests.builders import graph_scenario
 
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="no C++ compiler here"
+)
 
 
 @pytest.fixture
@@ -70,9 +72,15 @@ def test_graph_networks(activation: str, count: int, streams: int, layers: int) 
 
 
 def body(**changes: Any) -> tuple[GraphBody, Tensor, Inputs, Tensor]:
-    """A body with random weights, outputs of a graph network, the rest of what it reads, and the graph that is asked for."""
+    """A body with random weights, outputs of a graph network, the rest of what it reads, and the graph that is asked
+    for."""
     torch.manual_seed(3)
-    sizes: dict[str, Any] = {"num_transformer_layers": 1, "d_transformer": 32, "d_transformer_mlp": 48, "use_batch_norm": False}
+    sizes: dict[str, Any] = {
+        "num_transformer_layers": 1,
+        "d_transformer": 32,
+        "d_transformer_mlp": 48,
+        "use_batch_norm": False,
+    }
     settings = GraphAgentSettings(**{**sizes, "use_dual_gnn": False, "d_representation": 16, **changes})
     scenario = graph_scenario("nip")
     made = GraphBody(settings, scenario.seats["verifier"], compiled=True)
@@ -83,13 +91,19 @@ def body(**changes: Any) -> tuple[GraphBody, Tensor, Inputs, Tensor]:
     mask[:, :, 1] = 1
     h = torch.randn(1, 140, nodes, 16)  # junk at padding, as no graph network gives it
     said = torch.randn(70, 2, nodes, latest)
-    inputs = Inputs(torch.zeros(70, 2, nodes, 1), said, token_features(said, None), False, mask, mask[..., None], *key_biases(mask))
+    inputs = Inputs(
+        torch.zeros(70, 2, nodes, 1), said, token_features(said, None), False, mask, mask[..., None], *key_biases(mask)
+    )
     return made, h.requires_grad_(), inputs, torch.randint(0, 2, (70,))
 
 
 @needs_compiler
-@pytest.mark.parametrize("changes", [{}, {"num_transformer_layers": 3, "use_pair_invariant_pooling": False}], ids=["one", "three"])
-@pytest.mark.parametrize(("graphs_wanted", "nodes_wanted", "one_side"), [(True, True, False), (True, False, False), (False, True, True)])
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_transformer_layers": 3, "use_pair_invariant_pooling": False}], ids=["one", "three"]
+)
+@pytest.mark.parametrize(
+    ("graphs_wanted", "nodes_wanted", "one_side"), [(True, True, False), (True, False, False), (False, True, True)]
+)
 def test_representations(changes: dict[str, Any], graphs_wanted: bool, nodes_wanted: bool, one_side: bool) -> None:
     made, h, inputs, side = body(**changes)
     wants = (graphs_wanted, nodes_wanted, side if one_side else None)
@@ -120,7 +134,12 @@ def test_numbers_do_not_depend_on_threads(threads: Callable[[int], None]) -> Non
     for count in (1, 2, 3):
         threads(count)
         values = [*native.gins([network], *batch), *made.represent(h, inputs, True, True)]
-        learned = [*network.parameters(), *made.output.parameters(), *made.token.parameters(), *made.layers.parameters()]
+        learned = [
+            *network.parameters(),
+            *made.output.parameters(),
+            *made.token.parameters(),
+            *made.layers.parameters(),
+        ]
         found.append([*values, *torch.autograd.grad(sum(value.square().sum() for value in values), learned)])
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
 
@@ -151,7 +170,11 @@ def run(kernels: str) -> Any:
 
 
 def weights_of(algorithm: Any) -> dict[tuple[str, str], Tensor]:
-    return {(a, name): value.clone() for a, network in algorithm.networks().items() for name, value in network.state_dict().items()}
+    return {
+        (a, name): value.clone()
+        for a, network in algorithm.networks().items()
+        for name, value in network.state_dict().items()
+    }
 
 
 @needs_compiler
@@ -191,7 +214,13 @@ def test_without_a_compiler(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_widths_that_do_not_fit() -> None:
-    odd = {"prover": GraphAgentSettings(d_gnn=12), "verifier": GraphAgentSettings(), "random": GraphAgentSettings(kind="random", d_gnn=3)}
-    with pytest.raises(UserError, match=r"scenario\.kernels: got native, .*d_gnn.* the networks of prover have others, set it to auto"):
+    odd = {
+        "prover": GraphAgentSettings(d_gnn=12),
+        "verifier": GraphAgentSettings(),
+        "random": GraphAgentSettings(kind="random", d_gnn=3),
+    }
+    with pytest.raises(
+        UserError, match=r"scenario\.kernels: got native, .*d_gnn.* the networks of prover have others, set it to auto"
+    ):
         native.wanted("native", odd)
     native.wanted("auto", odd)

@@ -14,11 +14,16 @@ def twins(seed: int = 0) -> tuple[PairTransformerLayer, nn.TransformerEncoderLay
     """Both kinds of layer with the same random weights."""
     torch.manual_seed(seed)
     ours = PairTransformerLayer(D, HEADS, D_MLP, 0.0)
-    theirs = nn.TransformerEncoderLayer(D, HEADS, D_MLP, dropout=0.0, activation="relu", batch_first=True, norm_first=False)
+    theirs = nn.TransformerEncoderLayer(
+        D, HEADS, D_MLP, dropout=0.0, activation="relu", batch_first=True, norm_first=False
+    )
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    weights = {("self_attn." if name.startswith(("in_proj", "out_proj")) else "") + name: w for name, w in ours.state_dict().items()}
+    weights = {
+        ("self_attn." if name.startswith(("in_proj", "out_proj")) else "") + name: w
+        for name, w in ours.state_dict().items()
+    }
     theirs.load_state_dict(weights)
     return ours, theirs
 
@@ -49,7 +54,9 @@ def full_mask(mask_NGV: Tensor) -> Tensor:
     return blocked
 
 
-def reference(layers: list[nn.TransformerEncoderLayer], pooled: Tensor, nodes: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def reference(
+    layers: list[nn.TransformerEncoderLayer], pooled: Tensor, nodes: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
     x = joined(pooled, nodes)
     blocked = full_mask(mask).repeat_interleave(HEADS, 0)
     for layer in layers:
@@ -94,7 +101,9 @@ def test_two_layers_with_gradients() -> None:
     expected, _ = reference([theirs for _, theirs in pairs], pooled, nodes, mask)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     weight = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
-    ours = torch.autograd.grad((found * weight).sum(), [pooled, nodes, pairs[0][0].in_proj_weight, pairs[1][0].linear1.weight])
+    ours = torch.autograd.grad(
+        (found * weight).sum(), [pooled, nodes, pairs[0][0].in_proj_weight, pairs[1][0].linear1.weight]
+    )
     theirs = [layer for _, layer in pairs]
     wanted = [pooled, nodes, theirs[0].self_attn.in_proj_weight, theirs[1].linear1.weight]
     for a, b in zip(ours, torch.autograd.grad((expected * weight).sum(), wanted)):

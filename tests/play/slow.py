@@ -12,7 +12,14 @@ Said = dict[tuple[int, str, str], list[int]]
 
 
 def slow_observation(
-    scenario: GraphIsomorphism, agent: str, id: int, main: Said, linear: Said, round: int, now: Sequence[str], may_decide: bool
+    scenario: GraphIsomorphism,
+    agent: str,
+    id: int,
+    main: Said,
+    linear: Said,
+    round: int,
+    now: Sequence[str],
+    may_decide: bool,
 ) -> dict[str, Tensor]:
     """One row. now: the channels that the agent writes to in this round."""
     protocol, size, width = scenario.protocol, scenario.num_nodes, scenario.message_size

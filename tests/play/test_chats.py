@@ -9,7 +9,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from nip_ray.play.dialogue import GO_ON, SHAPES, START, Chat, Shape, shape_chat, split_reasoning
 from nip_ray.serving.chat_format import ChatFormat
 
-BODY = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+BODY = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{%"
+    " endif %}"
+)
 TURNS = """{% set ns = namespace(turn='user') %}{% for m in messages %}{% if m['role'] != 'system' %}
 {% if m['role'] != ns.turn %}{{ raise_exception('roles must alternate') }}{% endif %}
 {% set ns.turn = 'assistant' if ns.turn == 'user' else 'user' %}{% endif %}{% endfor %}"""
@@ -18,8 +21,10 @@ NO_USER = """{% if messages | selectattr('role', 'equalto', 'user') | list | len
 SYSTEM_FIRST = """{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}
 {{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"""
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-MOVES_SYSTEM = """{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}{% for m in messages %}
-{% if m['role'] != 'system' %}<{{ m['role'] }}>{{ system if loop.last and m['role'] == 'user' }}{{ m['content'] }}{% endif %}{% endfor %}
+MOVES_SYSTEM = """{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}{%
+for m in messages %}
+{% if m['role'] != 'system' %}<{{ m['role'] }}>{{ system if loop.last and m['role'] == 'user' }}{{
+m['content'] }}{% endif %}{% endfor %}
 {% if add_generation_prompt %}<assistant>{% endif %}"""
 DROPS_SYSTEM = BODY.replace("in messages", "in messages if m['role'] != 'system'")
 TEMPLATES: dict[str, tuple[str, Shape]] = {
@@ -49,7 +54,9 @@ class Tokenizer(SimpleNamespace):
     name_or_path, all_special_tokens, eos_token_id, added_tokens_decoder = "trial", (), 0, MappingProxyType({})
     get_added_vocab = staticmethod(dict)
 
-    def apply_chat_template(self, messages: Chat, add_generation_prompt: bool, tokenize: bool, **_: object) -> str | list[int]:
+    def apply_chat_template(
+        self, messages: Chat, add_generation_prompt: bool, tokenize: bool, **_: object
+    ) -> str | list[int]:
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
@@ -107,7 +114,11 @@ def test_shapes() -> None:
         ("<reason>plan</reason>So.", "plan", "So."),
         ("<scratchpad>plan</scratchpad>So.", "plan", "So."),
         ("<|begin_of_thought|>plan<|end_of_thought|>\n<|begin_of_solution|>So.<|end_of_solution|>", "plan", "So."),
-        ("<|channel|>analysis<|message|>plan<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>", "plan", "So."),
+        (
+            "<|channel|>analysis<|message|>plan<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>",
+            "plan",
+            "So.",
+        ),
         ("<|channel|>analysis<|message|>plan<|channel|>final<|message|>So.", "plan", "So."),
         ("<|channel|>analysis<|message|>never ends", "never ends", ""),
         ("<|channel|>final<|message|>So.", "", "So."),

@@ -22,10 +22,14 @@ from tests.builders import graph_scenario
 
 def message_game(kind: type[MessageGame] = MessageGame) -> MessageGame:
     protocol = build("message_game", max_rounds=4)
-    return kind(protocol, MessageGameSettings(num_symbols=5), dict.fromkeys(protocol.agents, MessageAgentSettings(hidden=8)))
+    return kind(
+        protocol, MessageGameSettings(num_symbols=5), dict.fromkeys(protocol.agents, MessageAgentSettings(hidden=8))
+    )
 
 
-@pytest.mark.parametrize("name", ["nip", "merlin_arthur", "mnip", "helpful_sneaky", "open_consultancy", "open_debate", "judge_panel"])
+@pytest.mark.parametrize(
+    "name", ["nip", "merlin_arthur", "mnip", "helpful_sneaky", "open_consultancy", "open_debate", "judge_panel"]
+)
 @pytest.mark.parametrize("speech", [{}, {"message_size": 2, "linear_symbols": 3}])
 def test_graphs_pass(name: str, speech: dict[str, int]) -> None:
     check_scenario(graph_scenario(build(name), **speech))
@@ -41,7 +45,9 @@ def seeing(change: Callable[[Tensor], Tensor], keys: Sequence[str] | None = None
     """A game whose features are changed, and of whose observation nothing but `keys` is left."""
 
     class Seeing(MessageGame):
-        def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        def observe(
+            self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor
+        ) -> dict[str, Tensor]:
             obs = super().observe(agent, id_N, said, round_N, seed_N)
             return {key: obs[key] for key in keys or obs} | {"features": change(obs["features"])}
 
@@ -86,7 +92,9 @@ class LeavesOut(MessageAgent):
 
 
 class Eager(MessageAgent):
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         return super().forward(obs, True, True)
 
 
@@ -95,13 +103,17 @@ class Forgetful(MessageAgent):
 
     calls = 0.0
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         self.calls += 1
         return super().forward({**obs, "features": obs["features"] * self.calls}, want_policy, want_value)
 
 
 class Wide(MessageAgent):
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         policy, value = super().forward(obs, want_policy, want_value)
         return policy, None if value is None else value[:, None]
 
@@ -130,12 +142,16 @@ def test_what_is_wrong_is_said(kind: type[MessageGame], said: str) -> None:
 
 def test_reading_a_channel_that_one_does_not_see_is_noticed() -> None:
     class Eavesdropper(GraphIsomorphism):
-        def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        def observe(
+            self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor
+        ) -> dict[str, Tensor]:
             obs = super().observe(agent, id_N, said, round_N, seed_N)
             return {**obs, "heard": said.main.clamp_min(0).flatten(1).sum(1)}
 
     scenario = graph_scenario("mnip")
     check_scenario(scenario)
     scenario.__class__ = Eavesdropper
-    with pytest.raises(UserError, match=r"observe\('prover0'\): heard tell what is said in channels that it cannot read"):
+    with pytest.raises(
+        UserError, match=r"observe\('prover0'\): heard tell what is said in channels that it cannot read"
+    ):
         check_scenario(scenario)

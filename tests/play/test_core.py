@@ -1,4 +1,5 @@
-"""The batched core against a slow player: one copy at a time, plain Python bookkeeping, observations built node by node."""
+"""The batched core against a slow player: one copy at a time, plain Python bookkeeping, observations built node by
+node."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -12,12 +13,26 @@ from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rol
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import CONTINUE, DECISIONS, NUM_SEEDS, ProtocolState, build, start, step
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
-from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, protocol_id, random_pairs, rollout_of, spread_heads
+from tests.builders import (
+    PROTOCOLS,
+    copies,
+    graph_agents,
+    graph_scenario,
+    protocol_id,
+    random_pairs,
+    rollout_of,
+    spread_heads,
+)
 from tests.play.slow import Said, slow_observation
 from tests.tiers import thinned
 
 Observation = dict[str, Tensor]
-SPEECH: list[dict[str, int]] = [{}, {"message_size": 2}, {"linear_symbols": 3}, {"message_size": 2, "linear_symbols": 2}]
+SPEECH: list[dict[str, int]] = [
+    {},
+    {"message_size": 2},
+    {"linear_symbols": 3},
+    {"message_size": 2, "linear_symbols": 2},
+]
 
 
 def speech_id(value: dict[str, int]) -> str:
@@ -69,7 +84,11 @@ def speakers(scenario: GraphIsomorphism, copy: Copy, round: int) -> dict[str, li
 
 
 def slow_play(
-    scenario: GraphIsomorphism, agents: dict[str, nn.Module], id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None
+    scenario: GraphIsomorphism,
+    agents: dict[str, nn.Module],
+    id_B: Tensor,
+    seed_B: Tensor,
+    noise: torch.Generator | None,
 ) -> list[Copy]:
     """What `play_rollout` does, copy by copy with `step` on batches of one."""
     protocol = scenario.protocol
@@ -86,7 +105,9 @@ def slow_play(
             draws: Tensor | None = None
             for b in having:
                 copy, now = made[b], speakers(scenario, made[b], round)[agent]
-                counts = (agent in protocol.verifiers and round >= protocol.min_rounds - 1) or (agent == protocol.chooser and round == 0)
+                counts = (agent in protocol.verifiers and round >= protocol.min_rounds - 1) or (
+                    agent == protocol.chooser and round == 0
+                )
                 obs = slow_observation(scenario, agent, copy.id, copy.main, copy.linear, round, now, counts)
                 if agent in protocol.told:
                     unknown = protocol.chooser is not None and round == 0
@@ -103,7 +124,9 @@ def slow_play(
                 for kind, name in (("main", "message"), ("linear", "linear")):
                     if name in action:
                         symbols = action[name].view(len(writes), scenario.message_size).tolist()
-                        spoken += [(copy, kind, (round, agent, channel), symbols[writes.index(channel)]) for channel in now]
+                        spoken += [
+                            (copy, kind, (round, agent, channel), symbols[writes.index(channel)]) for channel in now
+                        ]
                 if agent in protocol.deciders:
                     wanted[b][a] = int(action["decision"])
                 if agent == protocol.chooser and round == 0 and wanted[b][a] != CONTINUE:
@@ -121,7 +144,8 @@ def slow_play(
 
 
 def assert_is_slow_play(scenario: GraphIsomorphism, rollout: Rollout, slow: list[Copy]) -> None:
-    """Tokens, decisions, turns, rewards, log-probabilities, lengths and verdicts agree, and nothing else stands anywhere."""
+    """Tokens, decisions, turns, rewards, log-probabilities, lengths and verdicts agree, and nothing else stands
+    anywhere."""
     assert rollout.num_copies == len(slow)
     main = torch.full_like(rollout.main_BRACM, -1)
     linear = None if rollout.linear_BRACM is None else torch.full_like(rollout.linear_BRACM, -1)
@@ -153,7 +177,9 @@ def equal(left: Rollout, right: Rollout) -> bool:
     return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
 
 
-def scenario_and_agents(protocol: tuple[str, dict[str, Any]], speech: dict[str, int]) -> tuple[GraphIsomorphism, dict[str, nn.Module]]:
+def scenario_and_agents(
+    protocol: tuple[str, dict[str, Any]], speech: dict[str, int]
+) -> tuple[GraphIsomorphism, dict[str, nn.Module]]:
     """Agents with opinions, and a verifier that decides now and then."""
     scenario = graph_scenario(build(protocol[0], **protocol[1]), num_gnn_layers=1, num_transformer_layers=1, **speech)
     agents = {agent: spread_heads(network) for agent, network in graph_agents(scenario).items()}
@@ -176,10 +202,13 @@ def test_play_equals_the_slow_player(protocol: tuple[str, dict[str, Any]], speec
 @pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
 @pytest.mark.parametrize("protocol", thinned([pytest.param(one) for one in PROTOCOLS]), ids=protocol_id)
 def test_own_rows_rebuild_what_was_seen(protocol: tuple[str, dict[str, Any]], speech: dict[str, int]) -> None:
-    """The same observations, actions and log-probabilities; networks were called on turns in open copies and on nothing else."""
+    """The same observations, actions and log-probabilities; networks were called on turns in open copies and on nothing
+    else."""
     scenario, agents = scenario_and_agents(protocol, speech)
     recorders = {agent: Recorder(network) for agent, network in agents.items()}
-    rollout = play_rollout(BatchedPlay(scenario), recorders, *copies(scenario, 12, seed=4), torch.Generator().manual_seed(5))
+    rollout = play_rollout(
+        BatchedPlay(scenario), recorders, *copies(scenario, 12, seed=4), torch.Generator().manual_seed(5)
+    )
     for a, agent in enumerate(scenario.protocol.agents):
         rows = own_rows(scenario, rollout, agent)
         assert torch.equal(torch.stack([rows.copy_N, rows.round_N], 1), rollout.turn_BRA[:, :, a].nonzero())
@@ -264,7 +293,9 @@ class TestInstanceIds:
                 assert instance_ids(self.scenario, "train", 3, first, count).tolist() == whole[first : first + count]
 
     def test_seeds_and_splits_differ(self) -> None:
-        streams = [instance_ids(self.scenario, split, seed, 0, 28) % 7 for split in ("train", "test") for seed in (0, 1, 2)]
+        streams = [
+            instance_ids(self.scenario, split, seed, 0, 28) % 7 for split in ("train", "test") for seed in (0, 1, 2)
+        ]
         assert len({tuple(stream.tolist()) for stream in streams}) == len(streams)
 
 

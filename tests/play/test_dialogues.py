@@ -1,4 +1,5 @@
-"""The text core: payment and endings against the tensor step, attempts and fallbacks, concurrency, records that give everything back."""
+"""The text core: payment and endings against the tensor step, attempts and fallbacks, concurrency, records that give
+everything back."""
 
 import asyncio
 import json
@@ -47,7 +48,9 @@ def item(y: int = 1, stance: int = 1, id: int = 7) -> CodeItem:
     return CodeItem(id, "Add two numbers.", "print(sum(map(int, input().split())))", y, stance)
 
 
-def scenario(name: str = "nip", randomize: bool = False, scale: Any = "accept_reject", replies: int = 3, **params: Any) -> CodeValidation:
+def scenario(
+    name: str = "nip", randomize: bool = False, scale: Any = "accept_reject", replies: int = 3, **params: Any
+) -> CodeValidation:
     agents = {"_default": LanguageAgentSettings(max_invalid_replies=replies)}
     chosen = CodeValidationSettings(verdict_scale=scale, randomize_prover_stance=randomize, agents=agents)
     return build_text_scenario(build(name, **params), chosen)
@@ -56,8 +59,14 @@ def scenario(name: str = "nip", randomize: bool = False, scale: Any = "accept_re
 @st.composite
 def protocol_parameters(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     name = draw(st.sampled_from(NAMES))
-    params: dict[str, Any] = {"shared_reward": draw(st.booleans()), "force_guess": draw(st.sampled_from((None, None, "zero", "one", "y")))}
-    params |= {f"verifier_{key}": draw(amounts) for key in ("reward", "incorrect_penalty", "terminated_penalty", "no_guess_reward")}
+    params: dict[str, Any] = {
+        "shared_reward": draw(st.booleans()),
+        "force_guess": draw(st.sampled_from((None, None, "zero", "one", "y"))),
+    }
+    params |= {
+        f"verifier_{key}": draw(amounts)
+        for key in ("reward", "incorrect_penalty", "terminated_penalty", "no_guess_reward")
+    }
     if not params["shared_reward"]:
         params["prover_reward"] = draw(amounts)
     if name in ORDERED:
@@ -133,12 +142,17 @@ def test_payment_is_linear_in_confidence(chosen: tuple[str, dict[str, Any]], see
 @pytest.mark.parametrize("scoring", ["linear", "brier", "log"])
 @pytest.mark.parametrize("belief", [0.01, 0.2, 0.73, 0.99])
 def test_under_a_proper_score_it_is_best_to_say_what_one_believes(scoring: str, belief: float) -> None:
-    rules = rulebook(build("nip", verifier_scoring=scoring, verifier_reward=2.0, payoff={"prover": PayoffSettings(undecided=-1.0)}))
+    rules = rulebook(
+        build("nip", verifier_scoring=scoring, verifier_reward=2.0, payoff={"prover": PayoffSettings(undecided=-1.0)})
+    )
 
     def paid(agent: str, y: int, percent: int) -> float:
         return rules.settle(0, 0, y, percent / 100, (("prover", ACCEPT),)).rewards[agent]
 
-    expected = {percent: belief * paid("verifier", 1, percent) + (1 - belief) * paid("verifier", 0, percent) for percent in range(101)}
+    expected = {
+        percent: belief * paid("verifier", 1, percent) + (1 - belief) * paid("verifier", 0, percent)
+        for percent in range(101)
+    }
     best = max(expected, key=lambda percent: expected[percent])
     assert best == ({"linear": 100 * (belief > 0.5)}.get(scoring, round(100 * belief)))
     assert [paid("verifier", 1, percent) for percent in (0, 100)] == pytest.approx([-1.0, 2.0])
@@ -161,10 +175,15 @@ def test_a_payment_function_is_given_the_confidence_and_the_rounds(confidence: f
             dialogue = advance(made, dialogue, turns_of(made, dialogue, confidence))
         ends.append(dialogue)
     rounds = len(ends[0].rounds)
-    assert {agent: ends[1].total(agent) - ends[0].total(agent) for agent in ("prover", "verifier")} == {"prover": rounds, "verifier": pays}
+    assert {agent: ends[1].total(agent) - ends[0].total(agent) for agent in ("prover", "verifier")} == {
+        "prover": rounds,
+        "verifier": pays,
+    }
     if confidence in (None, 0.0, 1.0):
         state = replace(start(own.protocol, torch.tensor([0]), torch.tensor([0])), round_B=torch.tensor([rounds - 1]))
-        _, outcome = step(own.protocol, state, torch.tensor([[CONTINUE, CONTINUE if confidence is None else int(confidence)]]))
+        _, outcome = step(
+            own.protocol, state, torch.tensor([[CONTINUE, CONTINUE if confidence is None else int(confidence)]])
+        )
         assert dict(zip(own.protocol.agents, outcome.reward_BA[0].tolist())) == ends[1].rewards[-1], "as in tensor play"
 
 
@@ -201,16 +220,24 @@ def test_a_dialogue_of_nip() -> None:
 
 
 def test_reasoning_is_private_and_kept() -> None:
-    said = ["<think>Decision: reject?</think>Question for Expert: why?", "<think>I lie.</think>Answer: because.", "Decision: accept"]
+    said = [
+        "<think>Decision: reject?</think>Question for Expert: why?",
+        "<think>I lie.</think>Answer: because.",
+        "Decision: accept",
+    ]
     made = scenario()
     dialogue = talk(made, lambda agent, r, attempt: Answer(said[r], reasoning="beside" if r == 2 else ""))
     assert dialogue.verdict == ACCEPT
     assert [turn.reasoning for (turn,) in dialogue.rounds] == ["Decision: reject?", "I lie.", "beside"]
-    assert not any("lie" in str(made.chat(replace(dialogue, rounds=dialogue.rounds[:2]), agent)) for agent in made.protocol.agents)
+    assert not any(
+        "lie" in str(made.chat(replace(dialogue, rounds=dialogue.rounds[:2]), agent)) for agent in made.protocol.agents
+    )
     assert dialogue_from_record(dialogue_record(made, dialogue), dialogue.item) == dialogue
     assert transcript_record(made, dialogue)["rounds"][1]["turns"][0]["reasoning"] == "I lie."
     assert dialogue_metrics([dialogue], made.protocol)["prover/reasoning_words"] == 2
-    assert "prover/reasoning_words" not in dialogue_metrics([replace(dialogue, rounds=dialogue.rounds[:1])], made.protocol)
+    assert "prover/reasoning_words" not in dialogue_metrics(
+        [replace(dialogue, rounds=dialogue.rounds[:1])], made.protocol
+    )
 
 
 def test_a_reply_that_is_cut_and_cannot_be_used_counts_as_both_and_not_as_asked_again() -> None:
@@ -222,7 +249,13 @@ def test_a_reply_that_is_cut_and_cannot_be_used_counts_as_both_and_not_as_asked_
 
 def test_attempts_share_one_counter_and_have_their_own_numbers() -> None:
     """Filtered, without text, unknown, unreadable and empty: each is asked again, and counts."""
-    bad = [Answer("Decision: accept", "content_filter"), Answer(None), Answer("x", "unknown"), Answer("Decision: maybe"), Answer("  ")]
+    bad = [
+        Answer("Decision: accept", "content_filter"),
+        Answer(None),
+        Answer("x", "unknown"),
+        Answer("Decision: maybe"),
+        Answer("  "),
+    ]
     seen: list[tuple[str, int, int, Path]] = []
     made = scenario(replies=6)
     ask = asking(lambda agent, r, attempt: bad[attempt] if attempt < 5 else Answer("Decision: reject", "length"), seen)
@@ -250,7 +283,9 @@ def test_dialogues_played_in_step_are_those_played_alone(name: str) -> None:
 
     def reply(dialogue: Dialogue, agent: str, attempt: int) -> Answer:
         seed = stable_seed(dialogue.seed, agent, len(dialogue.rounds), attempt)
-        return Answer("" if seed % 3 == 0 else made.invent(dialogue, agent, seed), "length" if seed % 5 == 0 else "stop")
+        return Answer(
+            "" if seed % 3 == 0 else made.invent(dialogue, agent, seed), "length" if seed % 5 == 0 else "stop"
+        )
 
     async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: Path) -> Answer:
         assert chat == made.fenced_chat(dialogue, agent)
@@ -267,11 +302,18 @@ def test_dialogues_played_in_step_are_those_played_alone(name: str) -> None:
 
 
 def test_the_empty_message_stands_only_where_the_agent_speaks() -> None:
-    """In debate the verifier could write to both channels, but has no turn when the provers speak; each prover has one channel."""
+    """In debate the verifier could write to both channels, but has no turn when the provers speak; each prover has one
+    channel."""
     made = scenario("debate", replies=2)
 
     def script(agent: str, r: int, attempt: int) -> Answer:
-        return Answer(BOTH) if agent == "verifier" and r == 0 else Answer(None) if agent == "prover0" else Answer("Answer: so")
+        return (
+            Answer(BOTH)
+            if agent == "verifier" and r == 0
+            else Answer(None)
+            if agent == "prover0"
+            else Answer("Answer: so")
+        )
 
     dialogue = start_dialogue(item(), 1)
     for _ in range(3):
@@ -339,7 +381,9 @@ turns = st.builds(
     truncated=st.booleans(),
     invalid=st.booleans(),
 )
-rewards = st.dictionaries(st.sampled_from(("prover", "verifier")), st.floats(allow_nan=False, allow_infinity=False), max_size=2)
+rewards = st.dictionaries(
+    st.sampled_from(("prover", "verifier")), st.floats(allow_nan=False, allow_infinity=False), max_size=2
+)
 dialogues = st.builds(
     Dialogue,
     item=st.just(item()),
@@ -388,9 +432,24 @@ def test_a_transcript_is_what_a_report_shows() -> None:
     rounds = record.pop("rounds")
     told = {"instance": 7, "label": 1, "seed": 9, "length": 3, "verdict": "reject", "correct": False}
     assert record == {**told, "reward": {"prover": 0.0, "verifier": -1.0}}
-    asked = {"agent": "verifier", "channel": "main", "message": "Question for Expert: is<U+202E> it?", "decision": "continue"}
-    decided = {"agent": "verifier", "channel": "", "message": "Decision: reject", "decision": "reject", "confidence": 0.0}
-    assert [one["turns"] for one in rounds] == [[asked], [{"agent": "prover", "channel": "main", "message": "Answer: yes"}], [decided]]
+    asked = {
+        "agent": "verifier",
+        "channel": "main",
+        "message": "Question for Expert: is<U+202E> it?",
+        "decision": "continue",
+    }
+    decided = {
+        "agent": "verifier",
+        "channel": "",
+        "message": "Decision: reject",
+        "decision": "reject",
+        "confidence": 0.0,
+    }
+    assert [one["turns"] for one in rounds] == [
+        [asked],
+        [{"agent": "prover", "channel": "main", "message": "Answer: yes"}],
+        [decided],
+    ]
     shown = episodes.shown(record | {"rounds": rounds}, 1, {}, {}, {})
     assert (shown["label"], shown["verdict"], shown["correct"], shown["length"]) == ("accept", "reject", False, "3")
 

@@ -1,4 +1,5 @@
-"""Roll-outs with exploration: transitions against those rebuilt from tokens, shares against the whole, cuts, and who explores."""
+"""Roll-outs with exploration: transitions against those rebuilt from tokens, shares against the whole, cuts, and who
+explores."""
 
 from typing import Any
 
@@ -23,13 +24,21 @@ def hironaka(max_rounds: int = 3, **settings: Any) -> Scenario:
     layers = (HironakaLayer(16), HironakaLayer(8, norm="batch"))
     agent = HironakaAgentSettings(view="scaled", encoder="flat", layers=layers)
     made = HironakaSettings(
-        max_rounds=max_rounds, max_points=6, max_value=9, num_train=200, num_test=5, agents={"_default": agent}, **settings
+        max_rounds=max_rounds,
+        max_points=6,
+        max_value=9,
+        num_train=200,
+        num_test=5,
+        agents={"_default": agent},
+        **settings,
     )
     return build_scenario(build("hironaka"), made)
 
 
 def kuhn(**agents: MatrixAgentSettings) -> Scenario:
-    return build_scenario(build("kuhn_poker"), MatrixGameSettings(game="kuhn_poker", agents={"_default": SPREAD, **agents}))
+    return build_scenario(
+        build("kuhn_poker"), MatrixGameSettings(game="kuhn_poker", agents={"_default": SPREAD, **agents})
+    )
 
 
 SPREAD = MatrixAgentSettings(initial_scale=1.0)
@@ -47,7 +56,8 @@ def plan(scenario: Scenario, copies: int = 30, epsilon: float = 0.5, **changes: 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_transitions_are_those_that_tokens_tell(name: str) -> None:
-    """Observations, moves and rewards of own turns in own copies, in their order; next observations are those of next own turns."""
+    """Observations, moves and rewards of own turns in own copies, in their order; next observations are those of next
+    own turns."""
     scenario = SCENARIOS[name]()
     rollout, found = explore(BatchedPlay(scenario), networks(scenario), plan(scenario), seed=3)
     begin = 0
@@ -79,7 +89,9 @@ def left_out_rows(scenario: Scenario, rollout: Any, agent: str, row_BR: torch.Te
     if rollout.cut_B is None:
         return set()
     copy_K, _ = final_rows(scenario, rollout, agent)
-    return {int(row_BR[copy].max()) for copy in rollout.cut_B.nonzero().flatten().tolist() if copy not in copy_K.tolist()} - {-1}
+    return {
+        int(row_BR[copy].max()) for copy in rollout.cut_B.nonzero().flatten().tolist() if copy not in copy_K.tolist()
+    } - {-1}
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -132,7 +144,8 @@ def test_explored_moves_are_legal() -> None:
 
 
 def test_a_cut_is_bootstrapped_where_the_own_turn_would_be_next() -> None:
-    """One round of the game: the host would move again, and sees the points as they are then; the agent's only turn is left out."""
+    """One round of the game: the host would move again, and sees the points as they are then; the agent's only turn is
+    left out."""
     scenario = hironaka(max_rounds=1)
     agents = networks(scenario)
     rollout, found = explore(BatchedPlay(scenario), agents, plan(scenario), seed=3)
@@ -153,9 +166,13 @@ def test_returns_of_several_turns_end_before_one_that_is_left_out() -> None:
     """The agent's third turn is left out by the cut: what the second one is followed by is what the agent saw there."""
     scenario = hironaka(max_rounds=3)
     agents = networks(scenario)
-    single, several = (explore(BatchedPlay(scenario), agents, plan(scenario, n_step=n), seed=3)[1]["agent"] for n in (1, 2))
+    single, several = (
+        explore(BatchedPlay(scenario), agents, plan(scenario, n_step=n), seed=3)[1]["agent"] for n in (1, 2)
+    )
     assert len(single["action"]) == len(several["action"])
-    changed_N = ((single["next_obs_round"] != several["next_obs_round"]) & (several["discount"] > 0)).nonzero().flatten()
+    changed_N = (
+        ((single["next_obs_round"] != several["next_obs_round"]) & (several["discount"] > 0)).nonzero().flatten()
+    )
     assert len(changed_N) > 0
     assert set(single["obs_round"][changed_N].tolist()) == {1}
     row = int(changed_N[0])

@@ -30,7 +30,9 @@ def code_in(chat: Chat) -> str:
 
 def sent(chat: Chat, shape: Shape) -> str:
     """All that stands behind the system prompt."""
-    return "\n\n".join(message["content"] for message in shape_chat(chat, shape)).split("Never write the code yourself.", 1)[1]
+    return "\n\n".join(message["content"] for message in shape_chat(chat, shape)).split(
+        "Never write the code yourself.", 1
+    )[1]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -42,7 +44,8 @@ def test_a_prover_cannot_speak_as_the_other_or_as_the_system(shape: Shape) -> No
     found = list(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
     assert {name for name, _ in found} == {"Expert_1", "Expert_2", "notice"}
     assert all(
-        part.startswith({"Expert_1": SPOOF, "Expert_2": "The program is right.", "notice": LAST_NOTICE}[name]) for name, part in found
+        part.startswith({"Expert_1": SPOOF, "Expert_2": "The program is right.", "notice": LAST_NOTICE}[name])
+        for name, part in found
     )
     assert [name for name, _ in found].count("notice") == 1
     assert text.count(code) == len(found)
@@ -57,7 +60,8 @@ def test_codes_are_of_one_reader_and_one_dialogue() -> None:
 
 
 def test_a_chat_that_goes_on_keeps_its_code_and_its_words() -> None:
-    """So what was learned from is what was shown, and a later chat begins with the earlier one; also where a role is chosen on the way."""
+    """So what was learned from is what was shown, and a later chat begins with the earlier one; also where a role is
+    chosen on the way."""
     made, dialogue = debated()
     whole = made.fenced_chat(dialogue, "verifier")
     for r in range(len(dialogue.rounds)):
@@ -70,7 +74,9 @@ def test_a_chat_that_goes_on_keeps_its_code_and_its_words() -> None:
     for seed in (0, 1, 65535):
         played = talk(chosen, lambda agent, r, attempt: Answer(side[agent]), seed=seed)
         chats = [chosen.fenced_chat(beginning(played, r), "verifier") for r in range(len(played.rounds))]
-        assert {code_in(chat) for chat in (*chats, chosen.fenced_chat(Dialogue(item(), seed), "verifier"))} == {code_in(chats[0])}
+        assert {code_in(chat) for chat in (*chats, chosen.fenced_chat(Dialogue(item(), seed), "verifier"))} == {
+            code_in(chats[0])
+        }
 
 
 def test_codes_and_lines_like_fences_are_taken_out_of_what_others_write() -> None:
@@ -92,7 +98,14 @@ def test_who_hears_nobody_and_closed_lists_of_words_have_no_fences() -> None:
 
 def test_names_and_chats_without_a_system_prompt() -> None:
     named = [("a", "notice"), ("b", "Two\n[words]")]
-    chat: Chat = [*({"role": "user", "content": text, "name": name} for text, name in named), {"role": "user", "content": "c"}]
+    chat: Chat = [
+        *({"role": "user", "content": text, "name": name} for text, name in named),
+        {"role": "user", "content": "c"},
+    ]
     fenced = fence_chat(chat, "0123abcd", ["0123abcd"])
     assert fenced[0]["role"] == "system"
-    assert [message["content"] for message in fenced[1:]] == ["[notice_ 0123abcd]\na", "[Two_words_ 0123abcd]\nb", "[message 0123abcd]\nc"]
+    assert [message["content"] for message in fenced[1:]] == [
+        "[notice_ 0123abcd]\na",
+        "[Two_words_ 0123abcd]\nb",
+        "[message 0123abcd]\nc",
+    ]

@@ -74,7 +74,9 @@ class Race(Scenario):
 class Even(nn.Module):
     """All symbols alike; the value is a hundred times the sum."""
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         policy = Policy(torch.zeros(len(obs["sum"]), 1, 3), None, None, obs["speaks"], None) if want_policy else None
         return policy, 100 * obs["sum"] if want_value else None
 

@@ -1,4 +1,5 @@
-"""Provers that search: what a message is worth against plays of each, what is chosen against linear programmes, and who is taught what."""
+"""Provers that search: what a message is worth against plays of each, what is chosen against linear programmes, and who
+is taught what."""
 
 from dataclasses import replace
 from itertools import product
@@ -33,7 +34,11 @@ def made(name: str, message_size: int = 1, **parameters: Any) -> tuple[GraphIsom
 
 
 def searched(
-    scenario: GraphIsomorphism, agents: dict[str, nn.Module], share: float = 1.0, players: dict[str, Player] | None = None, **settings: Any
+    scenario: GraphIsomorphism,
+    agents: dict[str, nn.Module],
+    share: float = 1.0,
+    players: dict[str, Player] | None = None,
+    **settings: Any,
 ) -> Rollout:
     """Greedy play in which provers search."""
     play = BatchedPlay(scenario)
@@ -46,8 +51,8 @@ Said = dict[tuple[str, int], int | tuple[int, ...]]
 
 
 def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: Said, who: str) -> Tensor:
-    """(B,) what `who` may expect where this is said, (agent, round) -> symbols, and all else is likeliest, over all draws of decisions:
-    played for each path of decisions, one that puts off every decision but the last."""
+    """(B,) what `who` may expect where this is said, (agent, round) -> symbols, and all else is likeliest, over all
+    draws of decisions: played for each path of decisions, one that puts off every decision but the last."""
     protocol, index = scenario.protocol, scenario.protocol.agents.index(who)
     total_B, on_B = torch.zeros(COPIES), torch.ones(COPIES)
     first = max(round_ for _, round_ in said) + 1  # nobody has decided by then
@@ -59,7 +64,9 @@ def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: Said,
                 action = undecided_with(said, protocol.undecided)(turn)
                 if turn.agent != protocol.verifier:
                     return action
-                decides = turn.round == stop and turn.policy.may_decide is not None and bool(turn.policy.may_decide.all())
+                decides = (
+                    turn.round == stop and turn.policy.may_decide is not None and bool(turn.policy.may_decide.all())
+                )
                 if decides:
                     chances.append(torch.softmax(turn.policy.decision, -1))  # type: ignore[arg-type]
                 return {**action, "decision": torch.full((COPIES,), code if decides else protocol.undecided)}
@@ -70,7 +77,9 @@ def pay_of(scenario: GraphIsomorphism, agents: dict[str, nn.Module], said: Said,
                 total_B += on_B * chances[0][:, code] * rollout.reward_BRA[:, :, index].sum(1)
         if chances:
             on_B = on_B * chances[0][:, -1]
-    players = {agent: Player(network, edit=undecided_with(said, protocol.undecided)) for agent, network in agents.items()}
+    players = {
+        agent: Player(network, edit=undecided_with(said, protocol.undecided)) for agent, network in agents.items()
+    }
     never = play_episodes(BatchedPlay(scenario), players, *copies(scenario, COPIES))
     return total_B + on_B * never.reward_BRA[:, :, index].sum(1)
 
@@ -80,7 +89,9 @@ def undecided_with(said: Said, code: int) -> Any:
         message = turn.action["message"].clone()
         if (turn.agent, turn.round) in said:
             message[:] = torch.tensor(said[turn.agent, turn.round])
-        return {name: torch.full_like(part, code) if name == "decision" else message for name, part in turn.action.items()}
+        return {
+            name: torch.full_like(part, code) if name == "decision" else message for name, part in turn.action.items()
+        }
 
     return edit
 
@@ -93,7 +104,9 @@ def test_one_prover_is_taught_the_softmax_of_what_each_message_pays(parameters: 
     assert rows.taught_NFS is not None
     first = rows.round_N == 1
     legal_NS = agents["prover"](rows.obs, True, False)[0].message[:, 0] > FORBIDDEN_BELOW
-    pay_BS = torch.stack([pay_of(scenario, agents, {("prover", 1): symbol}, "prover") for symbol in range(scenario.num_symbols)], 1)
+    pay_BS = torch.stack(
+        [pay_of(scenario, agents, {("prover", 1): symbol}, "prover") for symbol in range(scenario.num_symbols)], 1
+    )
     expected_BS = torch.softmax((pay_BS / 0.05).masked_fill(~legal_NS[first], -torch.inf), 1)
     taught_BS = rows.taught_NFS[first, 0]
     torch.testing.assert_close(taught_BS / taught_BS.sum(1, keepdim=True), expected_BS, atol=1e-4, rtol=1e-3)
@@ -107,7 +120,8 @@ def test_one_prover_is_taught_the_softmax_of_what_each_message_pays(parameters: 
 
 
 def test_under_zero_knowledge_likeness_counts() -> None:
-    """The prover speaks in two conversations at once: the verdict depends on one, what is paid for likeness on the other."""
+    """The prover speaks in two conversations at once: the verdict depends on one, what is paid for likeness on the
+    other."""
     scenario, agents = made("nip", max_rounds=3, min_rounds=3, zero_knowledge=True)
     rollout = searched(scenario, agents, temperature=0.05, candidates=4096)
     rows = own_rows(scenario, rollout, "prover")
@@ -138,20 +152,28 @@ def test_an_examination_says_what_is_believed_most() -> None:
             said_N1 = torch.where(legal_N[:, None], symbol, turn.action["message"])
             return {**turn.action, "message": said_N1}
 
-        players = {agent: Player(network, edit=edit if agent == "prover" else None) for agent, network in agents.items()}
+        players = {
+            agent: Player(network, edit=edit if agent == "prover" else None) for agent, network in agents.items()
+        }
         staged = stage(BatchedPlay(scenario), players, examination.ids, found.seed_B)
         chances.append(ends(staged.chance_BRD)[:, ACCEPT])
     chance_BS = torch.stack(chances, 1)
-    said = {name: rollout.main_BRACM[:, 1, index].amax((1, 2))[:, None] for name, rollout in (("found", found), ("plain", plain))}
+    said = {
+        name: rollout.main_BRACM[:, 1, index].amax((1, 2))[:, None]
+        for name, rollout in (("found", found), ("plain", plain))
+    }
     silence, honest_B = scenario.num_symbols, found.y_B == ACCEPT
     chance_BS[honest_B, silence] = 0.0  # it must speak
     best_B = chance_BS.amax(1)
-    torch.testing.assert_close(chance_BS.gather(1, torch.where(said["found"] < 0, silence, said["found"]))[:, 0], best_B)
+    torch.testing.assert_close(
+        chance_BS.gather(1, torch.where(said["found"] < 0, silence, said["found"]))[:, 0], best_B
+    )
     assert (chance_BS.gather(1, said["plain"])[:, 0] < best_B - 1e-4).any()
 
 
 def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
-    """In the round in which both answer at once, or are silent where they lie: taught is how they choose where they speak."""
+    """In the round in which both answer at once, or are silent where they lie: taught is how they choose where they
+    speak."""
     scenario, agents = made("debate", max_rounds=3, min_rounds=3)
     rollout = searched(scenario, agents, temperature=0.01, candidates=4096)
     provers = scenario.protocol.provers
@@ -159,7 +181,11 @@ def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
     symbols = [*range(scenario.num_symbols), -1]
     pays = [
         torch.stack(
-            [pay_of(scenario, agents, {(provers[0], 1): mine, (provers[1], 1): its}, who) for mine, its in product(symbols, symbols)], 1
+            [
+                pay_of(scenario, agents, {(provers[0], 1): mine, (provers[1], 1): its}, who)
+                for mine, its in product(symbols, symbols)
+            ],
+            1,
         )
         for who in provers
     ]
@@ -174,7 +200,9 @@ def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
     chances = equilibrium(flat, copy_K, [one_K, other_K], valids, 0.01)
     for agent, chance_BS, valid_BS, other, pay_BX in zip(provers, chances, valids, (1, 0), pays, strict=True):
         taught_BS = rows[agent].taught_NFS[:, 0]  # type: ignore[index]
-        torch.testing.assert_close(F.normalize(taught_BS, p=1, dim=1), F.normalize(chance_BS[:, :-1], p=1, dim=1), atol=1e-3, rtol=1e-2)
+        torch.testing.assert_close(
+            F.normalize(taught_BS, p=1, dim=1), F.normalize(chance_BS[:, :-1], p=1, dim=1), atol=1e-3, rtol=1e-2
+        )
         matrix_BSS = pay_BX.view(both_BSS.shape) if other else pay_BX.view(both_BSS.shape).transpose(1, 2)
         pay_BS = torch.einsum("bij,bj->bi", matrix_BSS, chances[other])[:, :-1]
         legal_BS = valid_BS[:, :-1]
@@ -183,7 +211,8 @@ def test_two_provers_play_an_equilibrium_of_what_their_messages_pay() -> None:
 
 
 def test_games_of_two_come_near_their_values() -> None:
-    """Sharp random matrices of ten by ten, against linear programmes: the mean loss to a best answer is at most 3 % of the span."""
+    """Sharp random matrices of ten by ten, against linear programmes: the mean loss to a best answer is at most 3 % of
+    the span."""
     random = torch.Generator().manual_seed(0)
     games, size = 20, 10
     pay_BSS = torch.sigmoid(20 * (torch.rand(games, size, size, generator=random) - 0.5))
@@ -226,7 +255,9 @@ def test_the_likeliest_messages_are_those_of_all_combinations() -> None:
     found_NCF, valid_NC = likeliest(Policy(logits, None, None, speaks, None), 7)
     log_NFS = torch.log_softmax(logits, -1)
     for row in range(4):
-        scores = {(a, 0, c): float(log_NFS[row, 0, a] + log_NFS[row, 2, c]) for a in range(5) for c in range(5) if c != 3}
+        scores = {
+            (a, 0, c): float(log_NFS[row, 0, a] + log_NFS[row, 2, c]) for a in range(5) for c in range(5) if c != 3
+        }
         best = sorted(scores, key=lambda message: -scores[message])[:7]
         assert [tuple(message) for message in found_NCF[row].tolist()] == best
     assert valid_NC.all()
@@ -242,7 +273,9 @@ def test_the_chances_of_ends_add_up_over_rounds() -> None:
 
 def test_only_a_share_of_the_copies_is_searched_and_a_draw_repeats() -> None:
     scenario, agents = made("nip", max_rounds=3, min_rounds=3)
-    plain = play_episodes(BatchedPlay(scenario), {agent: Player(network) for agent, network in agents.items()}, *copies(scenario, COPIES))
+    plain = play_episodes(
+        BatchedPlay(scenario), {agent: Player(network) for agent, network in agents.items()}, *copies(scenario, COPIES)
+    )
     some, again = searched(scenario, agents, 0.5), searched(scenario, agents, 0.5)
     assert some.taught_BRAFS is not None
     assert again.taught_BRAFS is not None
@@ -276,7 +309,9 @@ def test_messages_of_several_symbols_are_taught_symbol_by_symbol() -> None:
     first_N, second_N = rows.taught_NFS.sum(2).unbind(1)
     assert (first_N > 0).all()
     torch.testing.assert_close(first_N, second_N)
-    speaks_N = (rollout.main_BRACM[rows.copy_N, rows.round_N, scenario.protocol.agents.index("prover")] >= 0).flatten(1).any(1)
+    speaks_N = (
+        (rollout.main_BRACM[rows.copy_N, rows.round_N, scenario.protocol.agents.index("prover")] >= 0).flatten(1).any(1)
+    )
     assert speaks_N.any()
     assert (rows.taught_NFS.gather(2, rows.action["message"][..., None])[speaks_N] > 0).all()
 
@@ -287,7 +322,9 @@ def test_snapshots_neither_search_nor_are_taught() -> None:
     players = {agent: Player(network) for agent, network in agents.items()}
     players["prover"] = replace(players["prover"], version_B=version_B, past={7: agents["prover"]})
     rollout = searched(scenario, agents, players=players)
-    plain = play_episodes(BatchedPlay(scenario), {agent: Player(network) for agent, network in agents.items()}, *copies(scenario, COPIES))
+    plain = play_episodes(
+        BatchedPlay(scenario), {agent: Player(network) for agent, network in agents.items()}, *copies(scenario, COPIES)
+    )
     assert rollout.taught_BRAFS is not None
     assert (rollout.taught_BRAFS > 0).flatten(1).any(1).tolist() == (version_B < 0).tolist()
     assert rollout.main_BRACM[:3].equal(plain.main_BRACM[:3])

@@ -1,4 +1,5 @@
-"""Zero knowledge in the batched core against a slow player: one copy at a time, two conversations kept apart, plain Python rewards."""
+"""Zero knowledge in the batched core against a slow player: one copy at a time, two conversations kept apart, plain
+Python rewards."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,16 @@ from tests.protocols.test_zero_knowledge import Copy as SlowCopy
 ADVERSARY, SIMULATOR = "adversarial_verifier", "simulator"
 SPEECH: dict[str, int] = {"message_size": 2, "linear_symbols": 2}
 GAMES: list[tuple[str, dict[str, Any], dict[str, int]]] = [
-    ("nip", dict(min_rounds=3, simulator_reward_coefficient=2.0, aux_prover_reward_coefficient=0.5, verifier_no_guess_reward=0.25), {}),
+    (
+        "nip",
+        dict(
+            min_rounds=3,
+            simulator_reward_coefficient=2.0,
+            aux_prover_reward_coefficient=0.5,
+            verifier_no_guess_reward=0.25,
+        ),
+        {},
+    ),
     ("nip", dict(zero_knowledge_legacy=True, shared_reward=True, max_rounds=5), SPEECH),
     ("debate", dict(sequential=True, min_rounds=4), SPEECH),
     ("debate", dict(sequential=True, verifier_first=False, max_rounds=6), {}),
@@ -53,7 +63,9 @@ def channels_of(copy: Copy, agent: str) -> list[str]:
     now = table[steps.round % len(table)]
     if steps.over or {"verifier": steps.verdict is not None, ADVERSARY: steps.adversary_done}.get(agent):
         return []
-    mine = {"verifier": ["_standard"], ADVERSARY: ["_adversarial"], SIMULATOR: ["_simulator"]}.get(agent, ["_standard", "_adversarial"])
+    mine = {"verifier": ["_standard"], ADVERSARY: ["_adversarial"], SIMULATOR: ["_simulator"]}.get(
+        agent, ["_standard", "_adversarial"]
+    )
     speaker = "verifier" if agent in (ADVERSARY, SIMULATOR) else agent
     return [channel + end for end in mine for channel in base.channels if (speaker, channel) in now]
 
@@ -77,7 +89,9 @@ def slow_similarity(adversary: Policy | None, simulator: Policy | None, legacy: 
 
 
 @torch.no_grad()
-def slow_play(scenario: GraphIsomorphism, made: list[Copy], base: Protocol, agents: dict[str, nn.Module], noise: torch.Generator) -> None:
+def slow_play(
+    scenario: GraphIsomorphism, made: list[Copy], base: Protocol, agents: dict[str, nn.Module], noise: torch.Generator
+) -> None:
     """What `play_rollout` does, on fresh copies."""
     protocol = scenario.protocol
     for round in range(base.max_rounds):
@@ -88,7 +102,9 @@ def slow_play(scenario: GraphIsomorphism, made: list[Copy], base: Protocol, agen
             draws: Tensor | None = None
             for b in having:
                 copy = made[b]
-                decides = agent in ("verifier", ADVERSARY) or (agent == SIMULATOR and not protocol.zero_knowledge.legacy)  # type: ignore[union-attr]
+                decides = agent in ("verifier", ADVERSARY) or (
+                    agent == SIMULATOR and not protocol.zero_knowledge.legacy
+                )  # type: ignore[union-attr]
                 now, counts = channels_of(copy, agent), decides and round >= base.min_rounds - 1
                 obs = slow_observation(scenario, agent, copy.id, copy.main, copy.linear, round, now, counts)
                 policy = policies[b, agent] = agents[agent](obs, True, False)[0]
@@ -114,7 +130,9 @@ def slow_play(scenario: GraphIsomorphism, made: list[Copy], base: Protocol, agen
                 copy.rewards |= {(round, agent): pay for agent, pay in paid}
 
 
-def zk_scenario(game: str, speech: dict[str, int] | None = None, **params: Any) -> tuple[GraphIsomorphism, Protocol, dict[str, nn.Module]]:
+def zk_scenario(
+    game: str, speech: dict[str, int] | None = None, **params: Any
+) -> tuple[GraphIsomorphism, Protocol, dict[str, nn.Module]]:
     """A wrapped scenario, its base protocol, and agents with opinions who decide now and then."""
     protocol = build(game, zero_knowledge=True, **params)
     base = build(game, **{k: v for k, v in params.items() if not k.startswith(("simulator_", "aux_", "zero_"))})
@@ -129,7 +147,9 @@ def zk_scenario(game: str, speech: dict[str, int] | None = None, **params: Any) 
     return scenario, base, agents
 
 
-@pytest.mark.parametrize("game", GAMES, ids=lambda game: f"{game[0]}-{'-'.join(game[1])}-{'plain' if not game[2] else 'all'}")
+@pytest.mark.parametrize(
+    "game", GAMES, ids=lambda game: f"{game[0]}-{'-'.join(game[1])}-{'plain' if not game[2] else 'all'}"
+)
 def test_play_equals_the_slow_player(game: tuple[str, dict[str, Any], dict[str, int]]) -> None:
     scenario, base, agents = zk_scenario(game[0], game[2], **game[1])
     protocol = scenario.protocol
@@ -158,7 +178,9 @@ def test_play_equals_the_slow_player(game: tuple[str, dict[str, Any], dict[str, 
     assert linear is None or torch.equal(rollout.linear_BRACM, linear)  # type: ignore[arg-type]
     assert torch.equal(rollout.turn_BRA, turn)
     assert torch.equal(rollout.decision_BRA, decision)
-    assert rollout.verdict_B.tolist() == [CONTINUE if copy.steps.verdict is None else copy.steps.verdict for copy in slow]
+    assert rollout.verdict_B.tolist() == [
+        CONTINUE if copy.steps.verdict is None else copy.steps.verdict for copy in slow
+    ]
     assert rollout.length_B.tolist() == [copy.steps.round for copy in slow]
     torch.testing.assert_close(rollout.log_prob_BRA, log_prob, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(rollout.reward_BRA, reward, atol=1e-4, rtol=1e-4)
@@ -182,7 +204,9 @@ def test_conversations_do_not_leak() -> None:
         assert all(torch.equal(kept[key], changed[key]) for key in kept)
         seen = [c for c, name in enumerate(protocol.channels) if name in protocol.sees[agent]]
         main[:, :, :, seen] = 3
-        assert not torch.equal(kept["history"], own_rows(scenario, replace(rollout, main_BRACM=main), agent).obs["history"])
+        assert not torch.equal(
+            kept["history"], own_rows(scenario, replace(rollout, main_BRACM=main), agent).obs["history"]
+        )
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -201,14 +225,18 @@ def test_only_provers_are_bound_to_answer_in_the_other_graph(legacy: bool) -> No
             else:
                 assert torch.equal(possible, exists_NFS)
             assert (policy.decision is not None) == (agent in scenario.protocol.deciders)
-            assert (agent == SIMULATOR and not legacy) or (policy.decision is not None) == (agent in ("verifier", ADVERSARY))
+            assert (agent == SIMULATOR and not legacy) or (policy.decision is not None) == (
+                agent in ("verifier", ADVERSARY)
+            )
 
 
 def test_the_bound_is_the_verifiers() -> None:
     layers = {"prover": 5, "verifier": 1, ADVERSARY: 3, SIMULATOR: 4}
     scenario = graph_scenario(build("nip", zero_knowledge=True))
     alone = graph_scenario(build("nip"), num_gnn_layers=1)
-    scenario.agents = {agent: replace(settings, num_gnn_layers=layers[agent]) for agent, settings in scenario.agents.items()}
+    scenario.agents = {
+        agent: replace(settings, num_gnn_layers=layers[agent]) for agent, settings in scenario.agents.items()
+    }
     assert scenario.wl_bound(scenario.ids("test")) == alone.wl_bound(alone.ids("test"))
     scenario.agents["verifier"] = replace(scenario.agents["verifier"], num_gnn_layers=0)
     assert scenario.wl_bound(scenario.ids("test")) != alone.wl_bound(alone.ids("test"))

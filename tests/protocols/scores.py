@@ -7,7 +7,8 @@ from nip_ray.protocols.payment import LEAST
 
 
 def share_of(payment: Payment, agent: str, label: int, confidence: float) -> float:
-    """How much of what acceptance pays `agent` a verdict of this confidence pays; the rest is of what rejection pays."""
+    """How much of what acceptance pays `agent` a verdict of this confidence pays; the rest is of what rejection
+    pays."""
     if payment.scoring == "linear" or not payment.wants_truth(agent):
         return confidence
     truth = confidence if label else 1 - confidence

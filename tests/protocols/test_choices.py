@@ -1,4 +1,5 @@
-"""Roles that an agent chooses: what is written into the seed, who sees it when, who is paid what, in all media, and what is refused."""
+"""Roles that an agent chooses: what is written into the seed, who sees it when, who is paid what, in all media, and
+what is refused."""
 
 import asyncio
 from dataclasses import replace
@@ -53,7 +54,9 @@ def test_everybody_is_told_once_it_is_chosen() -> None:
     round_N, seed_N = torch.arange(4), torch.tensor([1, 1, 0, 1])
     for agent in CONSULTANCY.agents:
         assert turn_masks(CONSULTANCY, agent, 1, round_N, seed_N)["told"].tolist() == [[0, 0], [0, 1], [1, 0], [0, 1]]
-    may = {agent: turn_masks(CONSULTANCY, agent, 1, round_N, seed_N)["may_decide"].tolist() for agent in CONSULTANCY.agents}
+    may = {
+        agent: turn_masks(CONSULTANCY, agent, 1, round_N, seed_N)["may_decide"].tolist() for agent in CONSULTANCY.agents
+    }
     assert may == {"prover": [True, False, False, False], "verifier": [False, True, False, True]}
 
 
@@ -110,12 +113,16 @@ def test_an_attacker_takes_the_better_side() -> None:
             play.go_on(ids, seeds // 2 * 2 + side, said, 1)
             policy, _ = networks["verifier"](play.observe("verifier", torch.arange(len(ids))), True, False)
             chance_N = torch.softmax(policy.decision, -1)[:, ACCEPT]
-            found.append(chance_N if node < 0 else torch.where(first.message[:, 0, node] > FORBIDDEN_BELOW, chance_N, 0.0))
+            found.append(
+                chance_N if node < 0 else torch.where(first.message[:, 0, node] > FORBIDDEN_BELOW, chance_N, 0.0)
+            )
     exact_B = torch.stack(found).amax(0)
     assert torch.allclose(values[:, 1, 0], exact_B, atol=1e-6)
 
 
-CODE = {name: build_text_scenario(build(name), CodeValidationSettings()) for name in ("open_consultancy", "open_debate")}
+CODE = {
+    name: build_text_scenario(build(name), CodeValidationSettings()) for name in ("open_consultancy", "open_debate")
+}
 ITEM = CodeItem(3, "Add two numbers.", "print(sum(map(int, input().split())))", 1, 0)
 
 
@@ -129,7 +136,13 @@ def test_language_models_choose(name: str, chosen: str) -> None:
         if agent == "verifier":
             assert any(f"Side: {chosen}" in message["content"] for message in chat)
             return Answer("Decision: accept")
-        return Answer("Nothing chosen yet." if attempt == 0 else f"It adds.\n**Side: {chosen}**" if not dialogue.rounds else "Answer: no")
+        return Answer(
+            "Nothing chosen yet."
+            if attempt == 0
+            else f"It adds.\n**Side: {chosen}**"
+            if not dialogue.rounds
+            else "Answer: no"
+        )
 
     dialogue = asyncio.run(play_dialogue(scenario, ITEM, 6 + (chosen == "reject"), ask))
     side = ("reject", "accept").index(chosen)
@@ -146,7 +159,9 @@ def test_language_models_choose(name: str, chosen: str) -> None:
     assert "If the side chosen is to accept, you are paid 1 if" in asked[0]
 
 
-@pytest.mark.parametrize("reply", ["", "Side: maybe", "Side: accept\nSide: reject", "I am on the side: accept, I think"])
+@pytest.mark.parametrize(
+    "reply", ["", "Side: maybe", "Side: accept\nSide: reject", "I am on the side: accept, I think"]
+)
 def test_no_side_is_no_choice(reply: str) -> None:
     with pytest.raises(InvalidReply, match="must choose one side"):
         read_side(reply)
@@ -157,7 +172,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "nobody": ({"chooser": "critic"}, "chooser must be a prover, one of"),
     "the verifier": ({"chooser": "verifier"}, "chooser must be a prover, one of"),
     "two tables": ({"turns": CONSULTANCY.turns * 2}, "in the one table of turns"),
-    "verdict first": ({"turns": (CONSULTANCY.turns[0][::-1],)}, "a verdict counts in round 0, before there is a role; set min_rounds to 2"),
+    "verdict first": (
+        {"turns": (CONSULTANCY.turns[0][::-1],)},
+        "a verdict counts in round 0, before there is a role; set min_rounds to 2",
+    ),
 }
 
 

@@ -8,11 +8,24 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import ACCEPT, REJECT, Payment, Protocol, ProtocolParams, build, check, for_verdict, register, start, step
+from nip_ray.protocols import (
+    ACCEPT,
+    REJECT,
+    Payment,
+    Protocol,
+    ProtocolParams,
+    build,
+    check,
+    for_verdict,
+    register,
+    start,
+    step,
+)
 
 
 def cross_examination(params: ProtocolParams) -> Protocol:
-    """Two advocates give evidence; each is questioned by the other, the seed says who goes first; the judge hears both and decides."""
+    """Two advocates give evidence; each is questioned by the other, the seed says who goes first; the judge hears both
+    and decides."""
 
     def half(witness: str, examiner: str) -> list[tuple[tuple[str, str], ...]]:
         return [((witness, "stand"),), ((examiner, "stand"), ("judge", f"{witness}_note")), ((witness, "stand"),)]
@@ -71,17 +84,41 @@ JUDGE = (("judge", "stand"),)
 SILENT_FOURTH = (*GOOD.turns[0][:4], (), *GOOD.turns[0][5:])
 JUDGE_NEVER = ((("accuser", "stand"),),)
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "blind writer": ({"sees": {**GOOD.sees, "defender": ("defender_note",)}}, "'defender' writes to 'stand' but does not see it"),
-    "blind verifier": ({"sees": {**GOOD.sees, "judge": ("stand", "accuser_note")}}, "'judge' writes to 'defender_note' but does not see"),
+    "blind writer": (
+        {"sees": {**GOOD.sees, "defender": ("defender_note",)}},
+        "'defender' writes to 'stand' but does not see it",
+    ),
+    "blind verifier": (
+        {"sees": {**GOOD.sees, "judge": ("stand", "accuser_note")}},
+        "'judge' writes to 'defender_note' but does not see",
+    ),
     "silent round": ({"turns": (SILENT_FOURTH, GOOD.turns[1])}, r"nobody speaks in round 4 \(seed class 0\)"),
     "mute verifier": ({"turns": (JUDGE_NEVER,)}, r"the verifier has no turn.*never decide \(seed class 0\)"),
-    "decides too early": ({"turns": (GOOD.turns[0][:6],), "max_rounds": 6, "min_rounds": 6}, "the verifier has no turn from round 5 on"),
-    "not a number": ({"payment": Payment({"judge": for_verdict(ACCEPT, float("nan"))})}, r"payoff\['judge'\]: must be a finite number"),
-    "too large for float32": ({"payment": Payment({"accuser": for_verdict(ACCEPT, 1e39)})}, r"payoff\['accuser'\].*float32"),
+    "decides too early": (
+        {"turns": (GOOD.turns[0][:6],), "max_rounds": 6, "min_rounds": 6},
+        "the verifier has no turn from round 5 on",
+    ),
+    "not a number": (
+        {"payment": Payment({"judge": for_verdict(ACCEPT, float("nan"))})},
+        r"payoff\['judge'\]: must be a finite number",
+    ),
+    "too large for float32": (
+        {"payment": Payment({"accuser": for_verdict(ACCEPT, 1e39)})},
+        r"payoff\['accuser'\].*float32",
+    ),
     "paid for no verdict": ({"payment": Payment({"judge": ((0, 0), (0, 0))})}, r"payoff\['judge'\] must have a row"),  # type: ignore[dict-item]
-    "payment for nobody": ({"payment": Payment({"verifier": for_verdict(ACCEPT, 1)})}, r"payoff\['verifier'\]: no agent"),
-    "turns of nobody": ({"payment": Payment(turns={"judge": {"clerk": 1.0}})}, r"turns\['judge'\]\['clerk'\] must name two agents"),
-    "turns without a price": ({"payment": Payment(turns={"judge": {"judge": float("inf")}})}, "must be a finite number"),
+    "payment for nobody": (
+        {"payment": Payment({"verifier": for_verdict(ACCEPT, 1)})},
+        r"payoff\['verifier'\]: no agent",
+    ),
+    "turns of nobody": (
+        {"payment": Payment(turns={"judge": {"clerk": 1.0}})},
+        r"turns\['judge'\]\['clerk'\] must name two agents",
+    ),
+    "turns without a price": (
+        {"payment": Payment(turns={"judge": {"judge": float("inf")}})},
+        "must be a finite number",
+    ),
     **{
         f"function {what}": ({"payment": replace(GOOD.payment, function=function)}, f"payment.function.*{said}")
         for what, function, said in (
@@ -93,19 +130,37 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
             ("with traces", lambda ends: {"judge": ends.confidence_B.mul_(0)}, "must not change"),
         )
     },
-    "unknown channel in sees": ({"sees": {**GOOD.sees, "judge": (*GOOD.channels, "gallery")}}, "channel 'gallery', which does not exist"),
-    "unknown channel in turns": ({"turns": ((JUDGE, (("judge", "gallery"),)),)}, r"\('judge', 'gallery'\), which is not an agent and"),
-    "unknown agent in turns": ({"turns": ((JUDGE, (("clerk", "stand"),)),)}, r"\('clerk', 'stand'\), which is not an agent and"),
+    "unknown channel in sees": (
+        {"sees": {**GOOD.sees, "judge": (*GOOD.channels, "gallery")}},
+        "channel 'gallery', which does not exist",
+    ),
+    "unknown channel in turns": (
+        {"turns": ((JUDGE, (("judge", "gallery"),)),)},
+        r"\('judge', 'gallery'\), which is not an agent and",
+    ),
+    "unknown agent in turns": (
+        {"turns": ((JUDGE, (("clerk", "stand"),)),)},
+        r"\('clerk', 'stand'\), which is not an agent and",
+    ),
     "unknown agent in sees": ({"sees": {**GOOD.sees, "clerk": ()}}, "`sees` must name every agent.*clerk"),
     "unknown verifier": ({"verifier": "jury"}, "verifier 'jury' is not among the agents"),
-    "agent twice": ({"agents": ("judge", "accuser", "defender", "accuser")}, "agents must be named, each once.*accuser.*accuser"),
+    "agent twice": (
+        {"agents": ("judge", "accuser", "defender", "accuser")},
+        "agents must be named, each once.*accuser.*accuser",
+    ),
     "no channels": ({"channels": ()}, "channels must be named, each once"),
     "no rounds": ({"max_rounds": 0}, r"max_rounds must be at least 1 \(got 0\)"),
     "min above max": ({"min_rounds": 8}, r"min_rounds must lie between 1 and max_rounds 7 \(got 8\)"),
     "no seed class": ({"turns": ()}, "`turns` needs at least one seed class"),
     "turns one level too shallow": ({"turns": GOOD.turns[0]}, "`turns`"),
-    "goal of nobody": ({"payment": replace(GOOD.payment, goals={"witness": ACCEPT})}, r"goals\['witness'\].*must map a prover"),
-    "goal that is no verdict": ({"payment": replace(GOOD.payment, goals={"accuser": 2})}, r"goals\['accuser'\] = 2.*reject \(0\) or"),
+    "goal of nobody": (
+        {"payment": replace(GOOD.payment, goals={"witness": ACCEPT})},
+        r"goals\['witness'\].*must map a prover",
+    ),
+    "goal that is no verdict": (
+        {"payment": replace(GOOD.payment, goals={"accuser": 2})},
+        r"goals\['accuser'\] = 2.*reject \(0\) or",
+    ),
     "unknown force_guess": ({"force_guess": "two"}, "force_guess"),
 }
 
@@ -119,6 +174,10 @@ def test_check_names_the_fault(change: dict[str, Any], message: str) -> None:
 
 def test_check_lists_several_faults_at_once() -> None:
     with pytest.raises(UserError) as caught:
-        check(replace(GOOD, sees={**GOOD.sees, "defender": ("balcony",)}, verifier="jury", channels=(*GOOD.channels, "stand")))
+        check(
+            replace(
+                GOOD, sees={**GOOD.sees, "defender": ("balcony",)}, verifier="jury", channels=(*GOOD.channels, "stand")
+            )
+        )
     for part in ("each once", "'jury'", "'balcony'", "'defender' writes to 'stand'"):
         assert part in str(caught.value)

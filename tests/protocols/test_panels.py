@@ -1,4 +1,5 @@
-"""Panels: the step against a plain reference, the equilibria of a small one, the same of language agents, and what is refused."""
+"""Panels: the step against a plain reference, the equilibria of a small one, the same of language agents, and what is
+refused."""
 
 import math
 import random
@@ -20,7 +21,8 @@ from tests.protocols.scores import share_of
 
 
 def by_rule(rule: str, votes: list[float | None]) -> float | None:
-    """The verdict of these votes as a probability of acceptance, None for undecided: as docs/tutorials/own-protocol.md has it."""
+    """The verdict of these votes as a probability of acceptance, None for undecided: as docs/tutorials/own-protocol.md
+    has it."""
     cast = [vote for vote in votes if vote is not None]
     accepts, rejects = sum(vote > 0.5 for vote in cast), sum(vote < 0.5 for vote in cast)
     if rule == "mean":
@@ -49,8 +51,11 @@ def amounts(protocol: Protocol, agent: str, y: int, given: float | None) -> floa
     return row[2] if given is None else share * row[1] + (1 - share) * row[0]
 
 
-def reference(protocol: Protocol, y: int, said: list[dict[str, float | None]]) -> tuple[list[dict[str, float]], float | None, int]:
-    """(rewards by round, verdict, rounds) of an episode in which the judges say this, None for no vote; plain Python."""
+def reference(
+    protocol: Protocol, y: int, said: list[dict[str, float | None]]
+) -> tuple[list[dict[str, float]], float | None, int]:
+    """(rewards by round, verdict, rounds) of an episode in which the judges say this, None for no vote; plain
+    Python."""
     assert protocol.panel is not None
     votes: dict[str, float] = {}
     rewards = []
@@ -59,7 +64,9 @@ def reference(protocol: Protocol, y: int, said: list[dict[str, float | None]]) -
         now = {a: g for a, g in round_.items() if g is not None and a in speakers and r >= protocol.min_rounds - 1}
         done, votes = set(votes), {**votes, **now}
         over = len(votes) == len(protocol.panel.members) or r == protocol.max_rounds - 1
-        verdict = by_rule(protocol.panel.rule, [votes.get(member) for member in protocol.panel.members]) if over else None
+        verdict = (
+            by_rule(protocol.panel.rule, [votes.get(member) for member in protocol.panel.members]) if over else None
+        )
         paid = dict.fromkeys(protocol.agents, 0.0)
         for agent in protocol.agents:
             if agent not in done:
@@ -75,8 +82,14 @@ def reference(protocol: Protocol, y: int, said: list[dict[str, float | None]]) -
 
 
 def panels() -> list[Protocol]:
-    costs = {"judge0": PayoffSettings(false_accept=-5, undecided=-0.3, turns={"prover": -0.01}), "prover": PayoffSettings(undecided=-0.5)}
-    given: list[dict[str, Any]] = [dict(judges=3), dict(judges=2, max_rounds=6, min_rounds=2, verifier_no_guess_reward=0.1)]
+    costs = {
+        "judge0": PayoffSettings(false_accept=-5, undecided=-0.3, turns={"prover": -0.01}),
+        "prover": PayoffSettings(undecided=-0.5),
+    }
+    given: list[dict[str, Any]] = [
+        dict(judges=3),
+        dict(judges=2, max_rounds=6, min_rounds=2, verifier_no_guess_reward=0.1),
+    ]
     made = [
         build("judge_panel", panel_rule=rule, judges_paid_for=paid_for, payoff=costs, **params)
         for rule, paid_for, params in product(RULES, ("vote", "verdict"), given)
@@ -102,10 +115,14 @@ def test_step_and_dialogues_against_the_reference(number: int) -> None:
             assert not bool(state.ended_B)
             codes = torch.full((1, len(protocol.agents)), CONTINUE)
             for judge, grade in said[r].items():
-                codes[0, protocol.agents.index(judge)] = CONTINUE if grade is None else REJECT if grade < 0.5 else ACCEPT
+                codes[0, protocol.agents.index(judge)] = (
+                    CONTINUE if grade is None else REJECT if grade < 0.5 else ACCEPT
+                )
             given = torch.tensor([[math.nan if said[r][judge] is None else said[r][judge] for judge in judges]])
             state, outcome = step(protocol, state, codes, grade_BM=given if graded else None)
-            assert outcome.reward_BA[0].tolist() == pytest.approx([expected[agent] for agent in protocol.agents], abs=1e-5)
+            assert outcome.reward_BA[0].tolist() == pytest.approx(
+                [expected[agent] for agent in protocol.agents], abs=1e-5
+            )
             speakers = rules.speaking(y, rounds, 0)
             turns = [Turn(a, "", {}, CONTINUE, said[r].get(a)) for a in speakers]
             before, now = (rules.votes(y, played) for played in (rounds, [*rounds, turns]))
@@ -140,10 +157,12 @@ def equilibria(protocol: Protocol, prior: float) -> set[tuple[int, ...]]:
 
 
 def test_equilibria_of_a_small_panel() -> None:
-    """Messages that cannot be checked say nothing, and 7 of 10 claims are true: whoever pays 5 for a false acceptance rejects them.
+    """Messages that cannot be checked say nothing, and 7 of 10 claims are true: whoever pays 5 for a false acceptance
+    rejects them.
 
-    A judge that is paid for its own vote has one best vote, whatever the others do. Paid for the verdict, it does not care once it is not
-    pivotal, so that a majority may agree on either side; where all must accept, the careful judge alone can keep the panel from it.
+    A judge that is paid for its own vote has one best vote, whatever the others do. Paid for the verdict, it does not
+    care once it is not pivotal, so that a majority may agree on either side; where all must accept, the careful judge
+    alone can keep the panel from it.
     """
     careful = {"judge0": PayoffSettings(false_accept=-5)}
     for rule in ("majority", "unanimous"):
@@ -172,7 +191,9 @@ def test_panels_that_make_no_sense(change: dict[str, Any], word: str) -> None:
 
 
 def test_zero_knowledge_is_not_defined() -> None:
-    with pytest.raises(UserError, match=r"protocol.zero_knowledge: not defined with several deciders, as in 'judge_panel'"):
+    with pytest.raises(
+        UserError, match=r"protocol.zero_knowledge: not defined with several deciders, as in 'judge_panel'"
+    ):
         build("judge_panel", zero_knowledge=True)
 
 

@@ -19,7 +19,9 @@ ONE = build("consultancy", one_prover=True, max_rounds=2, min_rounds=2, verifier
 
 def paid(protocol: Protocol, seed: int, y: int, decision: int) -> dict[str, float]:
     """What each agent is paid when the verifier says this in the last round."""
-    state = replace(start(protocol, torch.tensor([y]), torch.tensor([seed])), round_B=torch.tensor([protocol.max_rounds - 1]))
+    state = replace(
+        start(protocol, torch.tensor([y]), torch.tensor([seed])), round_B=torch.tensor([protocol.max_rounds - 1])
+    )
     _, outcome = step(protocol, state, torch.full((1, len(protocol.agents)), decision))
     return dict(zip(protocol.agents, outcome.reward_BA[0].tolist()))
 
@@ -120,8 +122,16 @@ ENTRY = PayoffSettings(by_role={"sneeky": PayoffEntries(undecided=-1)})
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("helpful_sneaky", {"payoff": {"prover": ENTRY}}, "payoff.prover.by_role.sneeky: no such role, expected one of helpful, sneaky"),
-        ("nip", {"payoff": {"prover": ENTRY}}, "payoff.prover.by_role.sneeky: no such role, nip draws none, leave it out"),
+        (
+            "helpful_sneaky",
+            {"payoff": {"prover": ENTRY}},
+            "payoff.prover.by_role.sneeky: no such role, expected one of helpful, sneaky",
+        ),
+        (
+            "nip",
+            {"payoff": {"prover": ENTRY}},
+            "payoff.prover.by_role.sneeky: no such role, nip draws none, leave it out",
+        ),
         ("helpful_sneaky", {"zero_knowledge": True}, "protocol.zero_knowledge: not defined where roles are drawn"),
         ("helpful_sneaky", {"shared_reward": True}, "shared_reward: helpful_sneaky has no use"),
         ("debate", {"one_prover": True}, "one_prover: debate has no use"),
@@ -137,8 +147,8 @@ NONE, PLACES = 2, (0, 1)
 
 
 def value(agent: str, said: dict[str, tuple[int, ...]], verdict: dict[int, int], checked: bool) -> float:
-    """What `agent` is paid on average. said: role -> the place named in a haystack of each kind. verdict: of what the verifier sees,
-    whether the needle is there (or, where nothing can be `checked`, the place that was named).
+    """What `agent` is paid on average. said: role -> the place named in a haystack of each kind. verdict: of what the
+    verifier sees, whether the needle is there (or, where nothing can be `checked`, the place that was named).
     """
     total = 0.0
     for (seed, role), kind in product(enumerate(SNEAKY.roles), (*PLACES, NONE)):
@@ -150,27 +160,37 @@ def value(agent: str, said: dict[str, tuple[int, ...]], verdict: dict[int, int],
 
 @pytest.mark.parametrize(("checked", "worth"), [(True, 0.5), (False, 0.0)])
 def test_what_cannot_be_forged_is_what_a_message_is_worth(checked: bool, worth: float) -> None:
-    """All pure strategies: what the verifier, paid 1 or -1, and the helpful prover can secure against the best sneaky prover."""
+    """All pure strategies: what the verifier, paid 1 or -1, and the helpful prover can secure against the best sneaky
+    prover."""
     scripts = list(product(PLACES, repeat=3))
     verdicts = [dict(enumerate(made)) for made in product((0, 1), repeat=2)]
     least = {
-        (helpful, number): min(value("verifier", {"helpful": helpful, "sneaky": sneaky}, verdict, checked) for sneaky in scripts)
+        (helpful, number): min(
+            value("verifier", {"helpful": helpful, "sneaky": sneaky}, verdict, checked) for sneaky in scripts
+        )
         for helpful, (number, verdict) in product(scripts, enumerate(verdicts))
     }
     assert max(least.values()) == worth, "right three times out of four, or as often as alone"
     if checked:  # and nobody gains by another strategy
         best = {"helpful": (0, 1, 0), "sneaky": (1, 0, 0)}
         follows = {0: 0, 1: 1}
-        assert max(value("verifier", best, verdict, checked) for verdict in verdicts) == value("verifier", best, follows, checked) == worth
+        assert (
+            max(value("verifier", best, verdict, checked) for verdict in verdicts)
+            == value("verifier", best, follows, checked)
+            == worth
+        )
         paid_best = value("prover", best, follows, checked)
         for role, script in product(best, scripts):
             assert value("prover", {**best, role: script}, follows, checked) <= paid_best
 
 
 def test_a_role_with_a_stake_without_a_goal_takes_the_agents_own_away() -> None:
-    """Whoever argues for a verdict otherwise argues for none in a role that names no goal; who has no stake in it keeps its own."""
+    """Whoever argues for a verdict otherwise argues for none in a role that names no goal; who has no stake in it keeps
+    its own."""
     stakes = {"lost": {"first": Stake(for_verdict(0, 1.0))}, "turned": {"first": Stake(for_verdict(0, 1.0), 0)}}
-    payment = Payment({"first": for_verdict(1, 1.0), "second": for_verdict(1, 1.0)}, goals={"first": 1, "second": 1}, by_role=stakes)
+    payment = Payment(
+        {"first": for_verdict(1, 1.0), "second": for_verdict(1, 1.0)}, goals={"first": 1, "second": 1}, by_role=stakes
+    )
     assert payment.of("lost").goals == {"second": 1}
     assert payment.of("turned").goals == {"first": 0, "second": 1}
     assert payment.of(None).goals == {"first": 1, "second": 1}

@@ -25,7 +25,9 @@ COSTS: dict[str, Any] = dict(verifier_reward=2.0, verifier_incorrect_penalty=-1.
 def paid(scoring: str, y: int, decision: int, grade: float, drawn: bool) -> dict[str, float]:
     protocol = build("adp", verifier_scoring=scoring, **COSTS)
     state = replace(start(protocol, torch.tensor([y]), torch.tensor([0])), round_B=torch.tensor([1]))
-    outcome = step(protocol, state, torch.tensor([[CONTINUE, decision]]), grade_BM=torch.tensor([[grade]]), drawn=drawn)[1]
+    outcome = step(
+        protocol, state, torch.tensor([[CONTINUE, decision]]), grade_BM=torch.tensor([[grade]]), drawn=drawn
+    )[1]
     return dict(zip(protocol.agents, outcome.reward_BA[0].tolist()))
 
 
@@ -46,16 +48,22 @@ def test_draws_are_paid_the_score_and_its_slope(scoring: str, y: int, grade: flo
     mean = grade * accept["verifier"] + (1 - grade) * reject["verifier"]
     assert mean == pytest.approx(amount(grade), abs=1e-5)
     slope = (amount(grade + 1e-4) - amount(grade - 1e-4)) / 2e-4
-    assert accept["verifier"] - reject["verifier"] == pytest.approx(slope, rel=1e-3), "d/dc of c accept + (1 - c) reject, both held"
+    assert accept["verifier"] - reject["verifier"] == pytest.approx(slope, rel=1e-3), (
+        "d/dc of c accept + (1 - c) reject, both held"
+    )
     assert paid(scoring, y, int(grade > 0.5), grade, drawn=False)["verifier"] == pytest.approx(amount(grade), abs=1e-5)
     assert paid(scoring, y, CONTINUE, grade, drawn=True)["verifier"] == -1, "undecided is no stated verdict"
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
 def test_policy_gradients_find_what_is_believed(scoring: str) -> None:
-    """Seven of ten claims are true, and nothing else is known: the gradient of sampled decisions vanishes at 0.7 and points there."""
+    """Seven of ten claims are true, and nothing else is known: the gradient of sampled decisions vanishes at 0.7 and
+    points there."""
     for grade, direction in ((0.4, 1), (0.6, 1), (0.7, 0), (0.8, -1), (0.95, -1)):
-        gain = [paid(scoring, y, ACCEPT, grade, True)["verifier"] - paid(scoring, y, REJECT, grade, True)["verifier"] for y in (0, 1)]
+        gain = [
+            paid(scoring, y, ACCEPT, grade, True)["verifier"] - paid(scoring, y, REJECT, grade, True)["verifier"]
+            for y in (0, 1)
+        ]
         slope = 0.3 * gain[0] + 0.7 * gain[1]
         assert abs(slope) < 1e-4 if direction == 0 else slope * direction > 0.05
 
@@ -85,12 +93,16 @@ def test_in_play(greedy: bool) -> None:
 
 def test_plays_by_actions_alone_are_refused() -> None:
     play = SinglePlay(graph_scenario(build("nip", verifier_scoring="log")))
-    with pytest.raises(UserError, match=r"protocol.verifier_scoring: got log, but actions do not say how sure they are"):
+    with pytest.raises(
+        UserError, match=r"protocol.verifier_scoring: got log, but actions do not say how sure they are"
+    ):
         play.reset()
 
 
 def panel(**params: Any) -> Protocol:
-    return build("judge_panel", judges=2, payoff={"judge0": PayoffSettings(false_accept=-2.0, false_reject=-2.0)}, **params)
+    return build(
+        "judge_panel", judges=2, payoff={"judge0": PayoffSettings(false_accept=-2.0, false_reject=-2.0)}, **params
+    )
 
 
 def sure(protocol: Protocol) -> Protocol:
@@ -98,7 +110,11 @@ def sure(protocol: Protocol) -> Protocol:
 
     def bent(ends: Ends) -> dict[str, torch.Tensor]:
         bent_B = (1 + ends.verdict_B) * ends.confidence_B**2
-        return {"prover": ends.confidence_B, **dict.fromkeys(protocol.verifiers, bent_B), protocol.verifiers[0]: -bent_B}
+        return {
+            "prover": ends.confidence_B,
+            **dict.fromkeys(protocol.verifiers, bent_B),
+            protocol.verifiers[0]: -bent_B,
+        }
 
     return replace(protocol, payment=replace(protocol.payment, function=bent, graded=True))
 
@@ -127,8 +143,8 @@ def all_draws(protocol: Protocol, y: int, stated: tuple[float, ...]) -> tuple[to
 @pytest.mark.parametrize("number", range(len(DRAWN)))
 @pytest.mark.parametrize("y", [REJECT, ACCEPT])
 def test_sampled_decisions_climb_the_mean_payment(number: int, y: int) -> None:
-    """The score-function gradient, which holds payments fixed, is the slope of the mean payment, which depends on what is stated; where
-    grades alone count, that mean is what is paid for the grades.
+    """The score-function gradient, which holds payments fixed, is the slope of the mean payment, which depends on what
+    is stated; where grades alone count, that mean is what is paid for the grades.
     """
     protocol, step_ = DRAWN[number], 0.002
     check(protocol)
@@ -146,7 +162,9 @@ def test_sampled_decisions_climb_the_mean_payment(number: int, y: int) -> None:
             begun = start(protocol, torch.tensor([y]), torch.tensor([0]))
             decision_1A = torch.full((1, len(protocol.agents)), CONTINUE)
             decision_1A[:, places] = ACCEPT
-            known = step(protocol, replace(begun, round_B=begun.round_B + 1), decision_1A, grade_BM=torch.tensor([stated]))[1]
+            known = step(
+                protocol, replace(begun, round_B=begun.round_B + 1), decision_1A, grade_BM=torch.tensor([stated])
+            )[1]
             assert torch.allclose(chance_B @ paid_BA, known.reward_BA[0].double(), atol=1e-5)
 
 

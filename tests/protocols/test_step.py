@@ -1,4 +1,5 @@
-"""The batched step against a slow one: plain Python, one copy at a time, every rule spelled out per protocol, no tables, no tensors."""
+"""The batched step against a slow one: plain Python, one copy at a time, every rule spelled out per protocol, no
+tables, no tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,10 +19,18 @@ from nip_ray.settings.protocol import PayoffSettings
 ORDERED = ("nip", "debate", "mnip", "consultancy")
 FIXED_LIMITS = {"adp": (2, 1), "merlin_arthur": (2, 1), "solo_verifier": (1, 1), "multi_channel_test": (8, 2)}
 NAMES = (*ORDERED, *FIXED_LIMITS)
-AMOUNTS = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward")
+AMOUNTS = (
+    "prover_reward",
+    "verifier_reward",
+    "verifier_incorrect_penalty",
+    "verifier_terminated_penalty",
+    "verifier_no_guess_reward",
+)
 DEFAULT_AMOUNTS = (1.0, 1.0, -1.0, -1.0, 0.0)
 ORDERS = [(name, first, False, True) for name in ("nip", "consultancy") for first in (True, False)]
-ORDERS += [(n, v, s, p) for n in ("debate", "mnip") for v in (True, False) for s in (True, False) for p in (True, False)]
+ORDERS += [
+    (n, v, s, p) for n in ("debate", "mnip") for v in (True, False) for s in (True, False) for p in (True, False)
+]
 SETTINGS = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 
 
@@ -120,7 +129,11 @@ class Rules:
         if self.name in ("solo_verifier", "multi_channel_test") or self.shared_reward:
             del made["prover_reward"]
         if self.name in ORDERED:
-            made |= {"verifier_first": self.verifier_first, "max_rounds": self.max_rounds, "min_rounds": self.min_rounds}
+            made |= {
+                "verifier_first": self.verifier_first,
+                "max_rounds": self.max_rounds,
+                "min_rounds": self.min_rounds,
+            }
         if self.name in ("debate", "mnip"):
             made |= {"sequential": self.sequential} | ({"prover0_first": self.prover0_first} if self.sequential else {})
         return made
@@ -170,7 +183,10 @@ class Copy:
             else:
                 rewards.append(0.0)
         verdict = decision if made else 2
-        rewards = [self.corrected(agent, paid, verdict, out_of_rounds) for agent, paid in zip(rules.agents(), rewards, strict=True)]
+        rewards = [
+            self.corrected(agent, paid, verdict, out_of_rounds)
+            for agent, paid in zip(rules.agents(), rewards, strict=True)
+        ]
         self.round += 1
         if made:
             self.done = True
@@ -208,7 +224,9 @@ class Copy:
 def random_payoff(draw: st.DrawFn, agents: list[str]) -> dict[str, PayoffSettings]:
     """Entries of some agents' tables; amounts add up without rounding."""
     amount = st.integers(-8, 8).map(lambda eighths: eighths / 8)
-    entries = {key: st.none() | amount for key in ("true_accept", "false_accept", "true_reject", "false_reject", "undecided")}
+    entries = {
+        key: st.none() | amount for key in ("true_accept", "false_accept", "true_reject", "false_reject", "undecided")
+    }
     turns = st.dictionaries(st.sampled_from(agents), amount, max_size=2)
     return draw(st.dictionaries(st.sampled_from(agents), st.builds(PayoffSettings, **entries, turns=turns), max_size=2))
 
@@ -240,7 +258,10 @@ def random_rules(draw: st.DrawFn) -> Rules:
 
 def random_copies(rules: Rules, random: Random, batch: int, *, anywhere: bool = False) -> list[Copy]:
     """Fresh copies, or (`anywhere`) copies in any round, ended or not."""
-    copies = [Copy(rules, random.randrange(2), random.choice([0, 1, 65534, 65535, random.randrange(2**16)])) for _ in range(batch)]
+    copies = [
+        Copy(rules, random.randrange(2), random.choice([0, 1, 65534, 65535, random.randrange(2**16)]))
+        for _ in range(batch)
+    ]
     if anywhere:
         for copy in copies:
             copy.round = random.randrange(rules.max_rounds)
@@ -285,13 +306,17 @@ def assert_same(left: ProtocolState | StepOutcome, right: ProtocolState | StepOu
         assert torch.equal(value, other), key
 
 
-def assert_step_is_slow_step(protocol: Protocol, copies: list[Copy], state: ProtocolState, decisions: list[list[int]]) -> ProtocolState:
+def assert_step_is_slow_step(
+    protocol: Protocol, copies: list[Copy], state: ProtocolState, decisions: list[list[int]]
+) -> ProtocolState:
     """Play one round both ways, compare everything, return the batched state."""
     after, outcome = step(protocol, state, torch.tensor(decisions))
     verifier = copies[0].rules.agents().index("verifier")
     slow = [copy.play(row[verifier]) for copy, row in zip(copies, decisions, strict=True)]
     rewards, decided, ran_out, counted = zip(*slow, strict=True)
-    assert_same(outcome, StepOutcome(torch.tensor(rewards), torch.tensor(decided), torch.tensor(ran_out), torch.tensor(counted)))
+    assert_same(
+        outcome, StepOutcome(torch.tensor(rewards), torch.tensor(decided), torch.tensor(ran_out), torch.tensor(counted))
+    )
     assert_same(after, state_of(copies))
     assert after.ended_B.tolist() == [copy.done or copy.terminated for copy in copies]
     return after

@@ -39,7 +39,9 @@ from nip_ray.settings.protocol import PayoffSettings
         ("multi_channel_test", "prover0 prover1 prover2 verifier", "main prover0_verifier prover_chat", (8, 2), {}),
     ],
 )
-def test_names_limits_goals_and_amounts(name: str, agents: str, channels: str, limits: tuple[int, int], goals: dict[str, int]) -> None:
+def test_names_limits_goals_and_amounts(
+    name: str, agents: str, channels: str, limits: tuple[int, int], goals: dict[str, int]
+) -> None:
     protocol = build(name)
     assert protocol.name == name
     assert protocol.force_guess is None
@@ -64,7 +66,9 @@ def test_prover_and_estimator_bet_on_the_error() -> None:
     _, outcome = step(protocol, state, decisions, error_B=error_B)
     assert outcome.reward_BA.tolist() == [[1.5, -0.5, -1.0], [0.75, 0.25, 1.0], [1.0, -1.0, -1.0]]
     assert all(map(protocol.payment.is_paid, protocol.agents))
-    with pytest.raises(UserError, match="per_error: estimates are paid for where a verifier decides, and not under zero knowledge"):
+    with pytest.raises(
+        UserError, match="per_error: estimates are paid for where a verifier decides, and not under zero knowledge"
+    ):
         build("prover_estimator", zero_knowledge=True)
     with pytest.raises(UserError, match=r"per_error\['x'\]: must be a finite number"):
         check(replace(protocol, payment=replace(protocol.payment, per_error={"x": 1.0})))
@@ -108,18 +112,48 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("solo_verifier", {"shared_reward": True}, "shared_reward"),
     ("adp", {"verifier_first": False}, "verifier_first"),
     ("merlin_arthur", {"verifier_first": False}, "verifier_first"),
-    ("prover_estimator", {"max_rounds": 9}, "max_rounds: got 9, but prover_estimator always has three for each halving"),
-    *(("bisection", {"max_rounds": rounds}, f"max_rounds: got {rounds}, but bisection always has an odd number") for rounds in (1, 4)),
+    (
+        "prover_estimator",
+        {"max_rounds": 9},
+        "max_rounds: got 9, but prover_estimator always has three for each halving",
+    ),
+    *(
+        ("bisection", {"max_rounds": rounds}, f"max_rounds: got {rounds}, but bisection always has an odd number")
+        for rounds in (1, 4)
+    ),
     ("bisection", {"min_rounds": 3}, "min_rounds: got 3, but bisection always has 9"),
     ("debate", {"half_chosen_by": "verifier"}, "half_chosen_by: debate has no use"),
-    *((name, {"sequential": True}, f"sequential: {name} has no use") for name in ("nip", "adp", "merlin_arthur", "solo_verifier")),
-    ("nip", {"payoff": {"referee": PayoffSettings()}}, "payoff.referee: no agent 'referee' of nip, expected one of prover, verifier"),
-    ("nip", {"zero_knowledge": True, "payoff": {"simulator": PayoffSettings(undecided=1)}}, "payoff.simulator: it is paid for similarity"),
+    *(
+        (name, {"sequential": True}, f"sequential: {name} has no use")
+        for name in ("nip", "adp", "merlin_arthur", "solo_verifier")
+    ),
+    (
+        "nip",
+        {"payoff": {"referee": PayoffSettings()}},
+        "payoff.referee: no agent 'referee' of nip, expected one of prover, verifier",
+    ),
+    (
+        "nip",
+        {"zero_knowledge": True, "payoff": {"simulator": PayoffSettings(undecided=1)}},
+        "payoff.simulator: it is paid for similarity",
+    ),
     ("nip", {"payoff": {"prover": PayoffSettings(turns={"x": 1.0})}}, "payoff.prover.turns: no agent 'x' of nip"),
-    ("nip", {"payoff": {"prover": PayoffSettings(undecided=float("nan"))}}, r"payoff\['prover'\]: must be a finite number"),
-    ("nip", {"verifier_scoring": "log", "payoff": {"verifier": PayoffSettings(false_accept=-5.0)}}, "log is honest only.*has 6 and 2"),
+    (
+        "nip",
+        {"payoff": {"prover": PayoffSettings(undecided=float("nan"))}},
+        r"payoff\['prover'\]: must be a finite number",
+    ),
+    (
+        "nip",
+        {"verifier_scoring": "log", "payoff": {"verifier": PayoffSettings(false_accept=-5.0)}},
+        "log is honest only.*has 6 and 2",
+    ),
     ("matrix_game", {"payoff": {"player0": PayoffSettings()}}, "payoff.player0: matrix_game has no verifier"),
-    *(("nip", {key: value}, "must be a finite number|not finite") for key in AMOUNTS for value in (float("nan"), float("-inf"), 1e39)),
+    *(
+        ("nip", {key: value}, "must be a finite number|not finite")
+        for key in AMOUNTS
+        for value in (float("nan"), float("-inf"), 1e39)
+    ),
 ]
 
 
@@ -133,7 +167,9 @@ def test_a_parameter_that_a_builder_does_not_state_is_refused(no_plugins: None) 
     def bonus(params: ProtocolParams) -> Protocol:
         amount = params.prover_reward
         return replace(
-            PROTOCOLS["nip"](ProtocolParams()), name="bonus", payment=Payment(function=lambda ends: {"prover": amount * ends.y_B})
+            PROTOCOLS["nip"](ProtocolParams()),
+            name="bonus",
+            payment=Payment(function=lambda ends: {"prover": amount * ends.y_B}),
         )
 
     register("bonus", bonus)
@@ -146,9 +182,23 @@ def test_a_parameter_that_a_builder_does_not_state_is_refused(no_plugins: None) 
 
 def test_the_statements_of_the_shipped_builders_hold() -> None:
     """A parameter that is stated changes the table, one that is not does not."""
-    other: dict[str, Any] = dict(verifier_first=False, sequential=True, prover0_first=False, half_chosen_by="verifier", prover_reward=2.0)
-    other |= dict(verifier_reward=3.0, verifier_incorrect_penalty=-3.0, verifier_terminated_penalty=-4.0, verifier_no_guess_reward=-0.5)
-    other |= dict(verifier_scoring="brier", one_prover=True, judges=5, panel_rule="veto", judges_paid_for="verdict", shared_reward=True)
+    other: dict[str, Any] = dict(
+        verifier_first=False, sequential=True, prover0_first=False, half_chosen_by="verifier", prover_reward=2.0
+    )
+    other |= dict(
+        verifier_reward=3.0,
+        verifier_incorrect_penalty=-3.0,
+        verifier_terminated_penalty=-4.0,
+        verifier_no_guess_reward=-0.5,
+    )
+    other |= dict(
+        verifier_scoring="brier",
+        one_prover=True,
+        judges=5,
+        panel_rule="veto",
+        judges_paid_for="verdict",
+        shared_reward=True,
+    )
     other |= dict(force_guess="one")
     for name in SHIPPED:
         for key, value in other.items():

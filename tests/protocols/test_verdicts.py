@@ -20,22 +20,39 @@ from tests.protocols.test_roles import paid
 
 NAMES = ("red", "green", "blue", "grey")
 ONE = build("consultancy", one_prover=True, verdicts=NAMES, max_rounds=2, min_rounds=2, verifier_first=False)
-SNEAKY, DEBATE = build("helpful_sneaky", verdicts=NAMES), build("debate", verdicts=NAMES, max_rounds=2, min_rounds=2, verifier_first=False)
-TABLE = ((1.0, -1.0, -1.0, -1.0, 0.5), (-1.0, 1.0, -7.0, -1.0, 0.5), (-1.0, -1.0, 1.0, -1.0, 0.5), (-1.0, -1.0, -1.0, 1.0, 0.5))
+SNEAKY, DEBATE = (
+    build("helpful_sneaky", verdicts=NAMES),
+    build("debate", verdicts=NAMES, max_rounds=2, min_rounds=2, verifier_first=False),
+)
+TABLE = (
+    (1.0, -1.0, -1.0, -1.0, 0.5),
+    (-1.0, 1.0, -7.0, -1.0, 0.5),
+    (-1.0, -1.0, 1.0, -1.0, 0.5),
+    (-1.0, -1.0, -1.0, 1.0, 0.5),
+)
 
 
 def test_what_each_is_paid() -> None:
-    """The tensor step and the rulebook of dialogues, for every label, verdict and role, against what the protocols are said to pay."""
+    """The tensor step and the rulebook of dialogues, for every label, verdict and role, against what the protocols are
+    said to pay."""
     for y, decision, seed in product(range(4), range(5), (0, 1, 2, 3, 65535)):
         judged = 1.0 if decision == y else -1.0
         helpful = SNEAKY.role_of(seed) == "helpful"
         decided = decision != ONE.undecided
         assert paid(ONE, seed, y, decision) == {"prover": float(decision == seed % 4), "verifier": judged}
-        assert paid(SNEAKY, seed, y, decision) == {"prover": float(decided and (decision == y) == helpful), "verifier": judged}
-        assert paid(DEBATE, seed, y, decision) == {**{f"prover{v}": float(decision == v) for v in range(4)}, "verifier": judged}
+        assert paid(SNEAKY, seed, y, decision) == {
+            "prover": float(decided and (decision == y) == helpful),
+            "verifier": judged,
+        }
+        assert paid(DEBATE, seed, y, decision) == {
+            **{f"prover{v}": float(decision == v) for v in range(4)},
+            "verifier": judged,
+        }
         confidence = 1.0 if decided else None
         for protocol in (SNEAKY, DEBATE):
-            assert rulebook(protocol).settle(1, seed, y, confidence, (), decision).rewards == paid(protocol, seed, y, decision)
+            assert rulebook(protocol).settle(1, seed, y, confidence, (), decision).rewards == paid(
+                protocol, seed, y, decision
+            )
         outcome = rulebook(ONE).settle(1, seed, y, confidence, (("prover", seed % 4),), decision)
         assert (outcome.verdict, outcome.confidence, outcome.ended) == (decision, confidence, True)
     payoff = {"verifier": PayoffSettings(table=TABLE), "prover2": PayoffSettings(undecided=-2)}
@@ -58,7 +75,11 @@ def test_who_chooses_chooses_a_verdict() -> None:
 def test_figures_are_what_they_are_said_to_be() -> None:
     """Against their definitions, counted one episode at a time."""
     random = np.random.default_rng(0)
-    y_B, verdict_B, seed_B = random.integers(4, size=500), random.integers(5, size=500), random.integers(2**16, size=500)
+    y_B, verdict_B, seed_B = (
+        random.integers(4, size=500),
+        random.integers(5, size=500),
+        random.integers(2**16, size=500),
+    )
     episodes = list(zip(y_B.tolist(), verdict_B.tolist(), seed_B.tolist()))
 
     def share(name: str, protocol: Protocol) -> tuple[int, int]:
@@ -74,7 +95,9 @@ def test_figures_are_what_they_are_said_to_be() -> None:
     assert share("completeness/blue", ONE) == counted([v == y for y, v, s in episodes if s % 4 == y == 2])
     assert share("soundness/blue", ONE) == counted([v not in (2, 4) for y, v, s in episodes if s % 4 == 2 != y])
     assert share("soundness", SNEAKY) == counted([v == y for y, v, s in episodes if s % 2 == 1])
-    assert share("soundness/blue", SNEAKY) == counted([v not in (2, 4) for y, v, s in episodes if s % 2 == 1 and y != 2])
+    assert share("soundness/blue", SNEAKY) == counted(
+        [v not in (2, 4) for y, v, s in episodes if s % 2 == 1 and y != 2]
+    )
     for everyone in (DEBATE, build("solo_verifier", verdicts=NAMES)):
         assert share("soundness", everyone) == share("completeness", everyone) == share("accuracy", everyone)
         assert share("soundness/red", everyone) == counted([v not in (0, 4) for y, v, s in episodes if y != 0])
@@ -93,7 +116,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("debate", dict(verdicts=("a", "b", "a")), r"verdicts must be names of letters, digits and _, each once"),
     ("debate", dict(verdicts=("a", "b", "undecided")), r"verdicts: 'undecided' is what having none is called"),
     ("debate", dict(verifier_scoring="brier"), r"verifier_scoring brier: is defined for two verdicts"),
-    ("debate", dict(payoff={"verifier": PayoffSettings(false_accept=-5)}), r"payoff.verifier.false_accept: is for two verdicts"),
+    (
+        "debate",
+        dict(payoff={"verifier": PayoffSettings(false_accept=-5)}),
+        r"payoff.verifier.false_accept: is for two verdicts",
+    ),
     ("debate", dict(payoff={"verifier": PayoffSettings(table=TABLE[:3])}), r"payoff.verifier.table: must have 4 rows"),
     (
         "helpful_sneaky",
@@ -113,14 +140,23 @@ def test_a_table_must_fit_its_verdicts() -> None:
     unfit = replace(DEBATE, payment=Payment({"verifier": for_being_right(1, -1, -1)}))
     with pytest.raises(UserError, match="verdicts: has 4, but its payment is made for 2"):
         check(unfit)
-    for labels, said in (([0, 1, 4], "has the labels 4, but 'debate' has 4 verdicts"), ([0, 1, 3], "has the label of blue")):
+    for labels, said in (
+        ([0, 1, 4], "has the labels 4, but 'debate' has 4 verdicts"),
+        ([0, 1, 3], "has the label of blue"),
+    ):
         with pytest.raises(UserError, match=said):
             refuse_labels(DEBATE, "mine", labels)
     for scenario, data, said in (
         ("graph_isomorphism", {}, "protocol.verdicts: got 4, but graph_isomorphism has two labels"),
         ("image_classification", {}, "got 4, but scenario.data.binarisation merge makes 2 labels"),
-        ("image_classification", {"binarisation": "classes"}, "got 4, but scenario.data.binarisation classes makes 10 labels"),
+        (
+            "image_classification",
+            {"binarisation": "classes"},
+            "got 4, but scenario.data.binarisation classes makes 10 labels",
+        ),
     ):
-        config = config_from_dict({"protocol": {"name": "debate", "verdicts": list(NAMES)}, "scenario": {"name": scenario, "data": data}})
+        config = config_from_dict(
+            {"protocol": {"name": "debate", "verdicts": list(NAMES)}, "scenario": {"name": scenario, "data": data}}
+        )
         with pytest.raises(UserError, match=said):
             check_config(config)

@@ -1,4 +1,5 @@
-"""The zero-knowledge wrapper as a table, and its step against a slow one in plain Python: two conversations that end apart."""
+"""The zero-knowledge wrapper as a table, and its step against a slow one in plain Python: two conversations that end
+apart."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,20 +20,31 @@ ENDS = ("_standard", "_adversarial", "_simulator")
 def pair(name: str, **params: Any) -> tuple[Protocol, Protocol]:
     """A protocol and its wrapped twin; parameters of zero knowledge go to the twin alone."""
     extra = {k: v for k, v in params.items() if k.startswith(("simulator_", "aux_", "zero_"))}
-    return build(name, **{k: v for k, v in params.items() if k not in extra}), build(name, **params, zero_knowledge=True)
+    return build(name, **{k: v for k, v in params.items() if k not in extra}), build(
+        name, **params, zero_knowledge=True
+    )
 
 
 @pytest.mark.parametrize(
-    "given", [one for one in PROTOCOLS if not (build(one[0], **one[1]).roles or one[0] == "judge_panel")], ids=protocol_id
+    "given",
+    [one for one in PROTOCOLS if not (build(one[0], **one[1]).roles or one[0] == "judge_panel")],
+    ids=protocol_id,
 )
 def test_every_protocol_conforms_and_keeps_its_turns(given: tuple[str, dict[str, Any]]) -> None:
     base, protocol = pair(given[0], **given[1])
     check(protocol)
-    assert (protocol.max_rounds, protocol.min_rounds, protocol.payment) == (base.max_rounds, base.min_rounds, base.payment)
+    assert (protocol.max_rounds, protocol.min_rounds, protocol.payment) == (
+        base.max_rounds,
+        base.min_rounds,
+        base.payment,
+    )
     assert protocol.agents == (*base.agents, "adversarial_verifier", "simulator")
     assert protocol.provers == base.provers
     assert protocol.deciders == ("verifier", "adversarial_verifier", "simulator")
-    assert build(given[0], **given[1], zero_knowledge=True, zero_knowledge_legacy=True).deciders == ("verifier", "adversarial_verifier")
+    assert build(given[0], **given[1], zero_knowledge=True, zero_knowledge_legacy=True).deciders == (
+        "verifier",
+        "adversarial_verifier",
+    )
     assert len(protocol.turns) == len(base.turns)
     twins = {"adversarial_verifier": "verifier", "simulator": "verifier"}
     speaks_in = {"verifier": (0,), "adversarial_verifier": (1,), "simulator": (2,)}
@@ -62,7 +74,9 @@ def test_games_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"simulator_reward_coefficient": 2.0}, {"aux_prover_reward_coefficient": 0.0}, {"zero_knowledge_legacy": True}], ids=str
+    "params",
+    [{"simulator_reward_coefficient": 2.0}, {"aux_prover_reward_coefficient": 0.0}, {"zero_knowledge_legacy": True}],
+    ids=str,
 )
 def test_parameters_without_zero_knowledge_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"protocol.{next(iter(params))}.*zero_knowledge"):
@@ -106,7 +120,10 @@ def test_conformance_of_wrapped_tables() -> None:
     assert "three different agents" in faulty(protocol, zero_knowledge=replace(extra, adversary="verifier"))
     assert "three different agents" in faulty(protocol, zero_knowledge=replace(extra, simulator="nobody"))
     for silent, left in (("simulator", ()), ("adversarial_verifier", ("prover0_channel_adversarial",))):
-        turns = tuple(tuple(tuple(t for t in turns if t[0] != silent or t[1] in left) for turns in table) for table in protocol.turns)
+        turns = tuple(
+            tuple(tuple(t for t in turns if t[0] != silent or t[1] in left) for turns in table)
+            for table in protocol.turns
+        )
         said = faulty(protocol, turns=turns)
         assert f"{silent!r} must " in said
         assert ("as many channels" in said) == bool(left)
@@ -166,7 +183,10 @@ class Copy:
     def done(self) -> list[bool]:
         """Per agent, as `ProtocolState.agent_done_BA`."""
         verdict = self.over and self.verdict is not None
-        return [self.verdict is not None if a == "verifier" else verdict for a in self.base.agents] + [self.adversary_done, verdict]
+        return [self.verdict is not None if a == "verifier" else verdict for a in self.base.agents] + [
+            self.adversary_done,
+            verdict,
+        ]
 
 
 AMOUNTS: dict[str, Any] = dict(
@@ -209,7 +229,9 @@ def test_steps_equal_the_slow_ones(game: tuple[str, dict[str, Any]]) -> None:
         state, outcome = step(protocol, state, torch.tensor(decisions), similarity_B=torch.tensor(alike))
         slow = [c.play(both[0], both[1], s) for c, both, s in zip(copies, said, alike, strict=True)]
         torch.testing.assert_close(outcome.reward_BA, torch.tensor(slow))
-        verdict = [2 if c.verdict is None or then is not None else c.verdict for c, then in zip(copies, before, strict=True)]
+        verdict = [
+            2 if c.verdict is None or then is not None else c.verdict for c, then in zip(copies, before, strict=True)
+        ]
         assert outcome.decision_B.tolist() == verdict
         assert outcome.decided_B.tolist() == [v != 2 for v in verdict]
         assert state.done_B.tolist() == [c.over and not c.exhausted for c in copies]
@@ -219,4 +241,6 @@ def test_steps_equal_the_slow_ones(game: tuple[str, dict[str, Any]]) -> None:
         assert state.round_B.tolist() == [c.round for c in copies]
     assert all(c.over for c in copies)
     if game[0] == "nip" and not game[1]:
-        assert {(c.exhausted, c.adversary_done) for c in copies} == {(e, d) for e in (True, False) for d in (True, False)}
+        assert {(c.exhausted, c.adversary_done) for c in copies} == {
+            (e, d) for e in (True, False) for d in (True, False)
+        }

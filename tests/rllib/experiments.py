@@ -13,10 +13,19 @@ from nip_ray.rllib.registry import ALGORITHMS
 Weights = dict[str, dict[str, Tensor]]
 
 TINY: dict[str, Any] = dict(num_gnn_layers=1, use_dual_gnn=False, num_heads=2, num_transformer_layers=1)
-TINY |= dict.fromkeys(("d_gnn", "d_gin_mlp", "d_transformer", "d_transformer_mlp", "d_representation", "d_node_selector"), 4)
+TINY |= dict.fromkeys(
+    ("d_gnn", "d_gin_mlp", "d_transformer", "d_transformer_mlp", "d_representation", "d_node_selector"), 4
+)
 TINY |= dict.fromkeys(("d_decider", "d_linear_message_selector", "d_value"), 4)
 
-_TURNS = [(True, False, True), (False, False, True), (True, True, True), (True, True, False), (False, True, True), (False, True, False)]
+_TURNS = [
+    (True, False, True),
+    (False, False, True),
+    (True, True, True),
+    (True, True, False),
+    (False, True, True),
+    (False, True, False),
+]
 ORDERS = [dict(verifier_first=v, sequential=s, prover0_first=p) for v, s, p in _TURNS]
 GAMES: list[dict[str, Any]] = [
     dict(name="nip"),
@@ -24,11 +33,20 @@ GAMES: list[dict[str, Any]] = [
     dict(name="adp"),
     *[dict(name=name, **order) for name in ("debate", "mnip") for order in ORDERS],
     dict(name="merlin_arthur"),
-    dict(name="consultancy", max_rounds=5, payoff={"verifier": {"false_accept": -5.0, "turns": {"prover1": -0.25, "verifier": 0.5}}}),
+    dict(
+        name="consultancy",
+        max_rounds=5,
+        payoff={"verifier": {"false_accept": -5.0, "turns": {"prover1": -0.25, "verifier": 0.5}}},
+    ),
     dict(name="open_consultancy", max_rounds=4),
     dict(name="open_debate", max_rounds=6),
     dict(name="critique"),
-    dict(name="judge_panel", judges=2, max_rounds=4, payoff={"judge1": {"false_accept": -5.0, "turns": {"prover": -0.25}}}),
+    dict(
+        name="judge_panel",
+        judges=2,
+        max_rounds=4,
+        payoff={"judge1": {"false_accept": -5.0, "turns": {"prover": -0.25}}},
+    ),
     dict(name="solo_verifier"),
     dict(name="multi_channel_test"),
     dict(name="message_game", max_rounds=4),
@@ -44,11 +62,16 @@ PAST: dict[str, Any] = dict(every=1, latest=0.5, sampling="prioritised")
 
 def game_id(protocol: Mapping[str, Any]) -> str:
     """A short name of an entry of `GAMES`."""
-    return "-".join([protocol["name"], *(f"{key}={int(value)}" for key, value in protocol.items() if key not in ("name", "payoff"))])
+    return "-".join(
+        [protocol["name"], *(f"{key}={int(value)}" for key, value in protocol.items() if key not in ("name", "payoff"))]
+    )
 
 
-def experiment(protocol: Mapping[str, Any], scenario: Mapping[str, Any] | None = None, **changes: Any) -> ExperimentConfig:
-    """An experiment of seconds: 16 copies, minibatches of 32 frames. changes: other groups of the config, merged into the defaults."""
+def experiment(
+    protocol: Mapping[str, Any], scenario: Mapping[str, Any] | None = None, **changes: Any
+) -> ExperimentConfig:
+    """An experiment of seconds: 16 copies, minibatches of 32 frames. changes: other groups of the config, merged into
+    the defaults."""
     if protocol["name"] == "message_game":
         task: dict[str, Any] = dict(name="message_game", num_symbols=5, agents={"_default": dict(hidden=8)})
     elif protocol["name"] in ("matrix_game", "kuhn_poker"):
@@ -56,10 +79,14 @@ def experiment(protocol: Mapping[str, Any], scenario: Mapping[str, Any] | None =
     else:
         data = dict(num_train=40, num_test=10, graph_sizes=[7], non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5)
         task = dict(name="graph_isomorphism", data=data, agents={"_default": TINY}, num_normalization_steps=64)
-    groups: dict[str, Any] = dict(play=dict(num_copies=16), algorithm=dict(name="ppo", minibatch_size=32, num_epochs=2), iterations=10)
+    groups: dict[str, Any] = dict(
+        play=dict(num_copies=16), algorithm=dict(name="ppo", minibatch_size=32, num_epochs=2), iterations=10
+    )
     for name, value in changes.items():
         groups[name] = {**groups.get(name, {}), **value} if isinstance(value, Mapping) else value
-    return ExperimentConfig.model_validate(dict(protocol=dict(protocol), scenario={**task, **(scenario or {})}, **groups))
+    return ExperimentConfig.model_validate(
+        dict(protocol=dict(protocol), scenario={**task, **(scenario or {})}, **groups)
+    )
 
 
 def message_game(**changes: Any) -> ExperimentConfig:

@@ -1,4 +1,5 @@
-"""Play while learners learn (`play.max_staleness`): by whose weights, with which numbers, after a restore, and what it brings."""
+"""Play while learners learn (`play.max_staleness`): by whose weights, with which numbers, after a restore, and what it
+brings."""
 
 import time
 from typing import Any
@@ -63,7 +64,9 @@ def test_play_beside_learning_takes_its_time_away(ray_session: None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("travel", TRAVELS)
-def test_a_restore_plays_by_the_weights_that_were_to_play(ray_session: None, made: Any, tmp_path: Any, travel: Travel) -> None:
+def test_a_restore_plays_by_the_weights_that_were_to_play(
+    ray_session: None, made: Any, tmp_path: Any, travel: Travel
+) -> None:
     """Four iterations are two and two, to the last bit: in another algorithm, and in one that is ahead and plays."""
     config = message_game(play=AHEAD, opponents=PAST | dict(size=2))
     whole, second = made(config), made(config)

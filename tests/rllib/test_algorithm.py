@@ -18,7 +18,8 @@ from nip_ray.errors import TrainingError
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
 from tests.rllib.experiments import PAST, Weights, built, distance, experiment, message_game, train, trained, weights
 
-FLOAT_SUMS = 2e-4  # float32 sums in another order, through Adam's division by the root of tiny squares; a step moves weights by 3e-3
+# float32 sums in another order, through Adam's division by the root of tiny squares; a step moves weights by 3e-3
+FLOAT_SUMS = 2e-4
 
 
 def moved(config: ExperimentConfig, after: Weights) -> float:
@@ -59,23 +60,36 @@ PSPG = dict(name="stackelberg", variant="pspg")
     ("config", "training", "several"),
     [
         pytest.param(experiment(dict(name="nip")), dict(), (1, 2), id="nip-clip-agent", marks=pytest.mark.slow),
-        pytest.param(message_game(), dict(loss="kl_penalty"), (2,), id="message_game-kl_penalty-agent", marks=pytest.mark.slow),
+        pytest.param(
+            message_game(), dict(loss="kl_penalty"), (2,), id="message_game-kl_penalty-agent", marks=pytest.mark.slow
+        ),
         pytest.param(
             experiment(dict(name="merlin_arthur")),
             dict(loss="kl_penalty", clip_gradients="joint", minibatch_size=6),
             (2,),
             id="merlin_arthur-kl_penalty-joint-some-agents-without-rows",
         ),
-        pytest.param(message_game(algorithm=dict(PSPG, ihvp_refresh=2)), dict(), (2,), id="message_game-pspg", marks=pytest.mark.slow),
         pytest.param(
-            message_game(algorithm=dict(PSPG, variant="psos", mutual=True)), dict(), (2,), id="message_game-psos", marks=pytest.mark.slow
+            message_game(algorithm=dict(PSPG, ihvp_refresh=2)),
+            dict(),
+            (2,),
+            id="message_game-pspg",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            message_game(algorithm=dict(PSPG, variant="psos", mutual=True)),
+            dict(),
+            (2,),
+            id="message_game-psos",
+            marks=pytest.mark.slow,
         ),
     ],
 )
 def test_learners_share_the_work_and_not_the_result(
     ray_session: None, config: ExperimentConfig, training: dict[str, Any], several: tuple[int, ...]
 ) -> None:
-    """Remote learners against the local one: several minibatches, early ends and so unequal slices, odd numbers of copies."""
+    """Remote learners against the local one: several minibatches, early ends and so unequal slices, odd numbers of
+    copies."""
     config = config.model_copy(update={"play": config.play.__class__(num_copies=18)})
     expected, state = weights_and_state(config, 0, training)
     assert moved(config, expected) > 30 * FLOAT_SUMS
@@ -85,7 +99,9 @@ def test_learners_share_the_work_and_not_the_result(
         assert its_state["extra"] == state["extra"], "KL coefficients follow the divergence over all rows"
 
 
-def weights_and_state(config: ExperimentConfig, learners: int, training: dict[str, Any]) -> tuple[Weights, dict[str, Any]]:
+def weights_and_state(
+    config: ExperimentConfig, learners: int, training: dict[str, Any]
+) -> tuple[Weights, dict[str, Any]]:
     """What two iterations with so many learners come to; the learners must agree to the last bit, buffers included."""
     settings = config.learners.__class__(num_learners=learners)
     algorithm = built(config.model_copy(update={"learners": settings}), **training)
@@ -105,7 +121,8 @@ def weights_and_state(config: ExperimentConfig, learners: int, training: dict[st
 @pytest.mark.crash
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_lost_env_runners_cost_time_and_no_numbers(ray_session: None, staleness: int) -> None:
-    """Two runners of 16 copies: one is killed, and the other stands in; then both, and the iteration waits for new ones."""
+    """Two runners of 16 copies: one is killed, and the other stands in; then both, and the iteration waits for new
+    ones."""
     config = experiment(dict(name="nip"), play=dict(num_env_runners=2, max_staleness=staleness), opponents=PAST)
     algorithm = built(config)
     try:
@@ -169,7 +186,8 @@ def test_a_local_run_starts_no_ray(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tune_searches_over_learning_rates_and_seeds(ray_session: None, tmp_path: Path) -> None:
     """Trials of two iterations with checkpoints; our figures are in the results, and a checkpoint restores."""
-    spaces = dict(lr=tune.grid_search([1e-3, 1e-2]), clip_epsilon=tune.choice([0.4]))  # one of RLlib's names and one of ours
+    # one of RLlib's names and one of ours
+    spaces = dict(lr=tune.grid_search([1e-3, 1e-2]), clip_epsilon=tune.choice([0.4]))
     config = ProtocolPPOConfig().experiment(message_game()).training(**spaces).debugging(seed=tune.grid_search([0, 3]))
     tuner = tune.Tuner(
         ProtocolPPO,
@@ -240,7 +258,11 @@ def test_averages_follow_the_weights_and_change_no_training() -> None:
         plain.load_training_state(state)  # which evaluates its newest weights, and those are these
         for agent, network in plain.networks().items():
             assert all(torch.equal(value, newest[agent][name]) for name, value in network.state_dict().items())
-        assert any((state["modules"][agent][name] != value).any() for agent, own in newest.items() for name, value in own.items())
+        assert any(
+            (state["modules"][agent][name] != value).any()
+            for agent, own in newest.items()
+            for name, value in own.items()
+        )
     finally:
         plain.stop()
         averaging.stop()

@@ -63,4 +63,8 @@ def test_the_former_place_of_the_algorithms_leads_to_the_new_one() -> None:
     sys.modules.pop("nip_ray.rllib.algorithms", None)
     with pytest.warns(DeprecationWarning, match=r"nip_ray\.rllib\.algorithms: import from"):
         former = importlib.import_module("nip_ray.rllib.algorithms")
-    assert former.ProtocolPPOConfig is importlib.import_module("nip_ray.rllib.algorithms.ppo").ProtocolPPOConfig is ProtocolPPOConfig
+    assert (
+        former.ProtocolPPOConfig
+        is importlib.import_module("nip_ray.rllib.algorithms.ppo").ProtocolPPOConfig
+        is ProtocolPPOConfig
+    )

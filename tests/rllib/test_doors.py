@@ -33,11 +33,19 @@ def plain(value: Any) -> np.ndarray[Any, Any]:
 
 CONFIGS = [pytest.param(experiment(game), id=game_id(game)) for game in GAMES]
 CONFIGS += [
-    pytest.param(experiment(dict(name=name), dict(message_size=2, linear_symbols=3)), id=f"{name}-long-and-linear-messages")
+    pytest.param(
+        experiment(dict(name=name), dict(message_size=2, linear_symbols=3)), id=f"{name}-long-and-linear-messages"
+    )
     for name in ("nip", "multi_channel_test")
 ]
-SCRIPTED = dict(host=dict(kind="scripted", player="zeillinger"), agent=dict(kind="scripted", player="random", others=["choose_first"]))
-CONFIGS += [pytest.param(hironaka(**agents), id=f"hironaka-{name}") for name, agents in (("learned", {}), ("scripted", SCRIPTED))]
+SCRIPTED = dict(
+    host=dict(kind="scripted", player="zeillinger"),
+    agent=dict(kind="scripted", player="random", others=["choose_first"]),
+)
+CONFIGS += [
+    pytest.param(hironaka(**agents), id=f"hironaka-{name}")
+    for name, agents in (("learned", {}), ("scripted", SCRIPTED))
+]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -66,7 +74,9 @@ def test_both_doors_give_the_same_episodes(config: ExperimentConfig) -> None:
                 row = rows[agent].row_BR[copy, round]
                 assert obs[agent].keys() == rows[agent].obs.keys()
                 for key, value in rows[agent].obs.items():
-                    np.testing.assert_array_equal(plain(obs[agent][key]), plain(value[row]), err_msg=f"{agent} {key} in round {round}")
+                    np.testing.assert_array_equal(
+                        plain(obs[agent][key]), plain(value[row]), err_msg=f"{agent} {key} in round {round}"
+                    )
                 action = {key: value[row][None] for key, value in rows[agent].action.items()}
                 actions[agent] = env.layouts[agent].join(action)[0].numpy()
             acted |= turns
@@ -112,7 +122,8 @@ def test_the_env_keeps_rllibs_contract(config: ExperimentConfig) -> None:
     env = env_of(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        env._agent_ids = set(env.possible_agents)  # the checker asks for this attribute of older envs and checks nothing without it
+        # the checker asks for this attribute of older envs and checks nothing without it
+        env._agent_ids = set(env.possible_agents)
         env.observation_space, env.action_space = env.observation_spaces, env.action_spaces
         check_multiagent_environments(env)
     assert set(env.observation_spaces) == set(env.action_spaces) == set(env.possible_agents) == set(env.agents)
@@ -127,7 +138,9 @@ def test_the_env_keeps_rllibs_contract(config: ExperimentConfig) -> None:
         while not done:
             for agent, seen in obs.items():
                 assert env.observation_spaces[agent].contains(seen), agent
-            obs, rewards, terminated, truncated, infos = env.step({agent: drawn(env, agent, seen) for agent, seen in obs.items()})
+            obs, rewards, terminated, truncated, infos = env.step(
+                {agent: drawn(env, agent, seen) for agent, seen in obs.items()}
+            )
             rounds += 1
             done = terminated["__all__"] or truncated["__all__"]
             assert waiting <= set(rewards), "whoever acted is told what it was paid"

@@ -38,13 +38,22 @@ HIRONAKA: dict[str, Any] = dict(
 )
 
 
-def dqn(protocol: str = "kuhn_poker", scenario: dict[str, Any] | None = None, role: dict[str, Any] | None = None, **changes: Any) -> Any:
+def dqn(
+    protocol: str = "kuhn_poker",
+    scenario: dict[str, Any] | None = None,
+    role: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
     """A small experiment of this rule; `role` and `changes` to the settings of all roles and to other groups."""
-    rule = dict(name="dqn", steps_per_iteration=10, warm_up=32, buffer_size=400, roles={"_default": {**ROLE, **(role or {})}})
+    rule = dict(
+        name="dqn", steps_per_iteration=10, warm_up=32, buffer_size=400, roles={"_default": {**ROLE, **(role or {})}}
+    )
     task: dict[str, Any] = dict(name="hironaka", **HIRONAKA)
     if protocol != "hironaka":
         task = dict(name="matrix_game", game="kuhn_poker")
-    groups: dict[str, Any] = dict(evaluation=dict(sampled=False), iterations=10, algorithm={**rule, **changes.pop("algorithm", {})})
+    groups: dict[str, Any] = dict(
+        evaluation=dict(sampled=False), iterations=10, algorithm={**rule, **changes.pop("algorithm", {})}
+    )
     made = ExperimentConfig.model_validate(
         dict(protocol=dict(name=protocol), scenario={**task, **(scenario or {})}, **{**groups, **changes})
     )
@@ -58,15 +67,25 @@ def dqn(protocol: str = "kuhn_poker", scenario: dict[str, Any] | None = None, ro
         pytest.param(dict(loss="l2"), id="double", marks=pytest.mark.slow),
         pytest.param(dict(double=False, loss="smooth_l1", loss_beta=4.0), id="single", marks=pytest.mark.slow),
         pytest.param(dict(loss="l2", dueling=True, n_step=2), id="dueling-2-steps"),
-        pytest.param(dict(loss="l2", prioritised=True, precision="bfloat16"), id="prioritised-bfloat16", marks=pytest.mark.slow),
+        pytest.param(
+            dict(loss="l2", prioritised=True, precision="bfloat16"), id="prioritised-bfloat16", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_poker_against_a_random_player_is_won_by_as_much_as_possible(made: Any, rule: dict[str, Any]) -> None:
-    """The exact value of the greedy policy, against that of the best of all 64 policies. Pots are up to 2: a loss that is straight from
-    1 on would learn medians rather than means."""
+    """The exact value of the greedy policy, against that of the best of all 64 policies. Pots are up to 2: a loss that
+    is straight from 1 on would learn medians rather than means."""
     scenario = dict(agents={"player1": dict(kind="random")})
-    role = dict(lr=dict(kind="linear", initial=0.1, final=0.005, steps=400), gamma=1.0, exploration=dict(kind="constant", initial=0.3))
-    config = dqn(scenario=scenario, role={**role, "initial_rollout_size": 300, "batch_size": 128}, algorithm={"buffer_size": 4000, **rule})
+    role = dict(
+        lr=dict(kind="linear", initial=0.1, final=0.005, steps=400),
+        gamma=1.0,
+        exploration=dict(kind="constant", initial=0.3),
+    )
+    config = dqn(
+        scenario=scenario,
+        role={**role, "initial_rollout_size": 300, "batch_size": 128},
+        algorithm={"buffer_size": 4000, **rule},
+    )
     algorithm = made(config)
     train(algorithm, 50)
     figures = algorithm.scenario.exact_figures(players(config, algorithm.networks()))
@@ -100,7 +119,10 @@ def every_pure_table(table: torch.Tensor) -> Any:
 )
 def test_four_iterations_are_two_and_two(made: Any, tmp_path: Path, config: dict[str, Any], travel: Travel) -> None:
     """To the last bit: weights, target networks, buffers, priorities, optimizers."""
-    config = dqn(**config, role=dict(lr=dict(kind="exponential", initial=0.02, final=0.001, rate=0.9), target_tau=0.5, target_interval=7))  # type: ignore[assignment]
+    config = dqn(
+        **config,
+        role=dict(lr=dict(kind="exponential", initial=0.02, final=0.001, rate=0.9), target_tau=0.5, target_interval=7),
+    )  # type: ignore[assignment]
     whole, first, second = (made(config) for _ in range(3))
     expected = train(whole, 4)
     train(first, 2)
@@ -108,7 +130,11 @@ def test_four_iterations_are_two_and_two(made: Any, tmp_path: Path, config: dict
     assert second.train_iteration == 2
     assert distance(train(second, 2), expected) == 0
     assert same_state(second.training_state(), whole.training_state())
-    for key in ("episodes", "env_steps_total", *(key for key in whole.row if key.endswith(("/loss", "/lr", "/epsilon", "/buffer_size")))):
+    for key in (
+        "episodes",
+        "env_steps_total",
+        *(key for key in whole.row if key.endswith(("/loss", "/lr", "/epsilon", "/buffer_size"))),
+    ):
         assert second.row[key] == whole.row[key], key
 
 
@@ -140,7 +166,8 @@ def test_first_weights_from_elsewhere_reach_the_target_networks(made: Any) -> No
 def test_chunks_end_where_somebody_plays() -> None:
     """Steps 20 to 29, roll-outs after every fourth step for one role and every fifth for the other."""
     settings = DQNSettings(
-        steps_per_iteration=10, roles={"a": DQNRoleSettings(steps_between_rollouts=4), "b": DQNRoleSettings(steps_between_rollouts=5)}
+        steps_per_iteration=10,
+        roles={"a": DQNRoleSettings(steps_between_rollouts=4), "b": DQNRoleSettings(steps_between_rollouts=5)},
     )
     found = list(chunks(20, settings, ("a", "b")))
     assert found == [(20, 21, ("a", "b")), (21, 25, ("a",)), (25, 26, ("b",)), (26, 29, ("a",)), (29, 30, ())]
@@ -163,7 +190,9 @@ def test_roles_take_turns_by_schedules_and_rates_go_on(made: Any) -> None:
 
 
 def test_what_is_not_finite_ends_the_run(made: Any) -> None:
-    algorithm = made(dqn(role=dict(lr=dict(initial=1e30), optimizer="sgd"), algorithm=dict(loss="l2", max_grad_norm=None)))
+    algorithm = made(
+        dqn(role=dict(lr=dict(initial=1e30), optimizer="sgd"), algorithm=dict(loss="l2", max_grad_norm=None))
+    )
     with pytest.raises(TrainingError, match=r"not finite.*algorithm\.roles"):
         train(algorithm, 30)
 
@@ -176,7 +205,11 @@ def test_scripted_opponents_are_set_by_name(made: Any) -> None:
     host_N, axis_N = rollout.main_BRACM[:, 0, 0, 0, 0], rollout.main_BRACM[:, 1, 1, 0, 0]
     last = torch.tensor([1, 2, 2, 2])  # of the host's classes in three dimensions
     assert torch.equal(axis_N, last[host_N])
-    for opponent, said in (("nobody", "choose_first"), ([], r"got \[\]"), (nn.Linear(2, 2), r"a Linear, which has no groups\(\)")):
+    for opponent, said in (
+        ("nobody", "choose_first"),
+        ([], r"got \[\]"),
+        (nn.Linear(2, 2), r"a Linear, which has no groups\(\)"),
+    ):
         with pytest.raises(UserError, match=said):
             algorithm.set_opponent("agent", opponent)
     assert algorithm.opponents["agent"].names == ("choose_last",)
@@ -231,7 +264,8 @@ WORKERS = [
 def test_workers_change_where_things_are_computed_and_not_the_numbers(
     ray_session: None, made: Any, workers: dict[str, Any], tolerance: float
 ) -> None:
-    """Roll-outs, buffers, priorities and weights; with several learners up to the order of float sums, and they are equal to each other."""
+    """Roll-outs, buffers, priorities and weights; with several learners up to the order of float sums, and they are
+    equal to each other."""
     settings: dict[str, Any] = dict(algorithm=dict(prioritised=True, n_step=2), role=dict(lr=dict(initial=0.005)))
     here, there = made(dqn(**settings)), made(dqn(**settings, **workers))
     expected, found = train(here, 2), train(there, 2)
@@ -239,7 +273,9 @@ def test_workers_change_where_things_are_computed_and_not_the_numbers(
     assert distance(found, expected) <= tolerance
     states = there._foreach_learner(lambda learner: learner.training_state())
     assert all(same_state(state, states[0]) for state in states)
-    assert same_state(states[0]["extra"]["replay"]["player0"]["ring"], here.training_state()["extra"]["replay"]["player0"]["ring"])
+    assert same_state(
+        states[0]["extra"]["replay"]["player0"]["ring"], here.training_state()["extra"]["replay"]["player0"]["ring"]
+    )
     for key, value in here.row.items():
         if key.endswith(("/loss", "/td_error", "/buffer_size", "/epsilon")):
             assert there.row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key

@@ -1,4 +1,5 @@
-"""What is broken fails loudly and soon, with its own message; what is lost is recreated so often as the settings say, and no more."""
+"""What is broken fails loudly and soon, with its own message; what is lost is recreated so often as the settings say,
+and no more."""
 
 import time
 from pathlib import Path
@@ -12,7 +13,18 @@ from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.registry import SCENARIOS
 from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
-from tests.chaos.broken import DIES, HANGS, HANGS_ONCE, LEARNER, RAISES, RUNNER, STOPS_HALF_A_MINUTE, STOPS_ONCE, TRIAL, write_plugin
+from tests.chaos.broken import (
+    DIES,
+    HANGS,
+    HANGS_ONCE,
+    LEARNER,
+    RAISES,
+    RUNNER,
+    STOPS_HALF_A_MINUTE,
+    STOPS_ONCE,
+    TRIAL,
+    write_plugin,
+)
 from tests.chaos.driver import config, figures, weights
 
 SOON_S = 150.0
@@ -54,7 +66,9 @@ def limits(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.crash), 3])
-def test_an_error_in_an_env_runner_ends_the_run_with_its_message(ray_session: None, tmp_path: Path, moment: int) -> None:
+def test_an_error_in_an_env_runner_ends_the_run_with_its_message(
+    ray_session: None, tmp_path: Path, moment: int
+) -> None:
     plugin, struck = write_plugin(tmp_path, RUNNER, moment, RAISES)
     message = refused(tmp_path, (2, 0), plugin)
     assert message == "ValueError: the dice are loaded"
@@ -69,7 +83,8 @@ def test_an_error_in_an_env_runner_ends_the_run_with_its_message(ray_session: No
     [
         (RUNNER, 0, "raise ValueError('the dice are loaded')", (2, 0), "env runner 1 cannot be made: "),
         (LEARNER, 0, RAISES, (0, 2), "a learner cannot be made: "),
-        (LEARNER, 2, "if not before: raise ValueError('the dice are loaded')", (0, 2), ""),  # the other one waits in an all-reduce
+        # the other one waits in an all-reduce
+        (LEARNER, 2, "if not before: raise ValueError('the dice are loaded')", (0, 2), ""),
     ],
     ids=["a runner is made", "a learner is made", "one of two learners"],
 )
@@ -83,12 +98,16 @@ def test_an_error_in_a_worker_ends_the_run_with_its_message(
 
 @pytest.mark.parametrize("learners", [0, pytest.param(2, marks=pytest.mark.crash)])
 def test_what_is_not_finite_ends_the_run_by_name(ray_session: None, tmp_path: Path, learners: int) -> None:
-    message = refused(tmp_path, (0, learners), algorithm={"num_epochs": 1, "minibatch_size": 64, "lr": 1e30, "max_grad_norm": None})
+    message = refused(
+        tmp_path, (0, learners), algorithm={"num_epochs": 1, "minibatch_size": 64, "lr": 1e30, "max_grad_norm": None}
+    )
     assert "is not finite; the last checkpoint is untouched. Lower algorithm.lr" in message
 
 
 @pytest.mark.crash
-def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_hanging_env_runner_owes_is_played_by_another(
+    ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()
     disturbed.mkdir()
@@ -102,10 +121,20 @@ def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("worker", "workers"), [(RUNNER, (2, 0)), (LEARNER, (0, 2)), (LEARNER, (0, 1))], ids=["runner", "learner", "only"])
-@pytest.mark.parametrize(("deed", "timeout_s"), [(STOPS_ONCE, 10.0), (STOPS_HALF_A_MINUTE, 120.0)], ids=["for ever", "for 30 s"])
+@pytest.mark.parametrize(
+    ("worker", "workers"), [(RUNNER, (2, 0)), (LEARNER, (0, 2)), (LEARNER, (0, 1))], ids=["runner", "learner", "only"]
+)
+@pytest.mark.parametrize(
+    ("deed", "timeout_s"), [(STOPS_ONCE, 10.0), (STOPS_HALF_A_MINUTE, 120.0)], ids=["for ever", "for 30 s"]
+)
 def test_a_process_that_is_stopped_is_replaced_or_waited_for(
-    ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], worker: str, workers: tuple[int, int], deed: str, timeout_s: float
+    ray_session: None,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    worker: str,
+    workers: tuple[int, int],
+    deed: str,
+    timeout_s: float,
 ) -> None:
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()
@@ -123,7 +152,9 @@ def test_a_process_that_is_stopped_is_replaced_or_waited_for(
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("deed", "timeout_s"), [(STOPS_ONCE, 20.0), (STOPS_HALF_A_MINUTE, 120.0)], ids=["for ever", "for 30 s"])
+@pytest.mark.parametrize(
+    ("deed", "timeout_s"), [(STOPS_ONCE, 20.0), (STOPS_HALF_A_MINUTE, 120.0)], ids=["for ever", "for 30 s"]
+)
 def test_a_trial_that_is_stopped_is_started_again_or_waited_for(
     ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], deed: str, timeout_s: float
 ) -> None:
@@ -156,5 +187,7 @@ def test_env_runners_that_are_all_lost_end_the_run(ray_session: None, tmp_path: 
 def test_learners_that_die_again_and_again_end_the_run(ray_session: None, tmp_path: Path) -> None:
     plugin, _ = write_plugin(tmp_path, LEARNER, 2, DIES)
     message = refused(tmp_path, (0, 1), plugin, fault_tolerance=limits(max_learner_failures=1))
-    assert message.startswith("learners were lost 2 times (fault_tolerance.max_learner_failures: 1), at last so: a learner of 1 is lost")
+    assert message.startswith(
+        "learners were lost 2 times (fault_tolerance.max_learner_failures: 1), at last so: a learner of 1 is lost"
+    )
     assert "nip-ray resume" in message

@@ -1,4 +1,5 @@
-"""Every protocol under every learning rule, at a tiny size: it trains, is saved, restored and continues exactly, and is examined."""
+"""Every protocol under every learning rule, at a tiny size: it trains, is saved, restored and continues exactly, and is
+examined."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,12 @@ import pytest
 from tests.rllib.experiments import experiment, game_id
 from tests.rllib.matrix import PROOFS, RULES, Pair, diagonal, goes_on_exactly, rule_id
 
-PROTOCOLS = [*PROOFS, dict(name="message_game", max_rounds=3), dict(name="matrix_game", max_rounds=3), dict(name="kuhn_poker")]
+PROTOCOLS = [
+    *PROOFS,
+    dict(name="message_game", max_rounds=3),
+    dict(name="matrix_game", max_rounds=3),
+    dict(name="kuhn_poker"),
+]
 GAMES = {"matrix_game": "prisoners_dilemma", "kuhn_poker": "kuhn_poker"}
 
 
@@ -16,8 +22,13 @@ def tiny(protocol: dict[str, Any], rule: dict[str, Any]) -> Any:
     scenario: dict[str, Any] = {}
     if protocol["name"] in GAMES:
         scenario = dict(name="matrix_game", game=GAMES[protocol["name"]])
-    elif protocol["name"] in ("debate", "mnip"):  # one with every kind of message, one whose critics see more than the agents
-        scenario = dict(message_size=2, linear_symbols=3) if protocol["name"] == "debate" else dict(central_critic=True, shared_body=False)
+    # one with every kind of message, one whose critics see more than the agents
+    elif protocol["name"] in ("debate", "mnip"):
+        scenario = (
+            dict(message_size=2, linear_symbols=3)
+            if protocol["name"] == "debate"
+            else dict(central_critic=True, shared_body=False)
+        )
     rule = {"num_epochs": 1, **rule}
     if rule["name"] == "solo":
         rule["agent"] = "player0" if scenario.get("name") == "matrix_game" else "verifier"

@@ -25,7 +25,9 @@ def random_policy(layout: Layout, seed: int) -> Policy:
     may_decide = torch.rand(COUNT, generator=masks) < 0.5
     return Policy(
         message=torch.randn(COUNT, layout.factors, layout.symbols, generator=random),
-        linear=torch.randn(COUNT, layout.factors, layout.linear_symbols, generator=random) if layout.linear_symbols else None,
+        linear=torch.randn(COUNT, layout.factors, layout.linear_symbols, generator=random)
+        if layout.linear_symbols
+        else None,
         decision=torch.randn(COUNT, 3, generator=random) if layout.decides else None,
         speaks=speaks,
         may_decide=may_decide if layout.decides else None,
@@ -96,7 +98,9 @@ def observations(config: Any, agent: str) -> dict[str, Tensor]:
     while len(seen) < 2:
         if agent in obs:
             seen.append(obs[agent])
-        obs, _, terminated, _, _ = env.step({who: [0] * (len(env.layouts[who].sizes) - 1) + [2 * env.layouts[who].decides] for who in obs})
+        obs, _, terminated, _, _ = env.step(
+            {who: [0] * (len(env.layouts[who].sizes) - 1) + [2 * env.layouts[who].decides] for who in obs}
+        )
         if terminated["__all__"]:
             obs, _ = env.reset()
     return {key: torch.stack([torch.as_tensor(one[key]) for one in seen]) for key in seen[0]}
@@ -129,7 +133,8 @@ def test_the_module_speaks_for_its_network(shared_body: bool) -> None:
 
 
 def test_networks_are_equal_in_every_process() -> None:
-    """Built twice from the same experiment they agree; another seed gives others; the global generator is left alone."""
+    """Built twice from the same experiment they agree; another seed gives others; the global generator is left
+    alone."""
     first, other = message_game().model_dump(mode="json"), message_game(seed=1).model_dump(mode="json")
     torch.manual_seed(0)
     before = torch.get_rng_state()

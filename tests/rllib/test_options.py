@@ -80,9 +80,13 @@ class Watched(ProtocolEnvRunner):
 
 @pytest.mark.parametrize("interval", [None, 1])
 def test_evaluation_plays_held_out_instances(interval: int | None) -> None:
-    """By `algo.evaluate()` and within `train`; the same ones each time, and training instances where they are asked for."""
+    """By `algo.evaluate()` and within `train`; the same ones each time, and training instances where they are asked
+    for."""
     algorithm: Any = (
-        config_of().env_runners(env_runner_cls=Watched).evaluation(evaluation_interval=interval, evaluation_duration=5).build_algo()
+        config_of()
+        .env_runners(env_runner_cls=Watched)
+        .evaluation(evaluation_interval=interval, evaluation_duration=5)
+        .build_algo()
     )
     try:
         test, train_ids = (set(algorithm.scenario.ids(split).tolist()) for split in ("test", "train"))
@@ -119,7 +123,11 @@ def test_means_of_unequal_shares_are_means_over_episodes() -> None:
     try:
         runner, returns, parts = algorithm.env_runner, [], []
         for share in (7, 1, 0, 2):
-            returns += [gain for sample in runner.sample(num_episodes=share) for gain in sample.rollout.reward_BRA.sum((1, 2)).tolist()]
+            returns += [
+                gain
+                for sample in runner.sample(num_episodes=share)
+                for gain in sample.rollout.reward_BRA.sum((1, 2)).tolist()
+            ]
             parts.append(runner.get_metrics())
         root = MetricsLogger(root=True)
         root.aggregate(parts[:2], key="env_runners")
@@ -140,7 +148,11 @@ def other_than(value: Any) -> Any:
 
 
 INTERNAL = ("algo_class", "in_evaluation", "_is_frozen", "_per_module_overrides")  # attributes that are no options
-DEFAULTS = {name: value for name, value in vars(AlgorithmConfig()).items() if name not in INTERNAL and str(value) != str(DEPRECATED_VALUE)}
+DEFAULTS = {
+    name: value
+    for name, value in vars(AlgorithmConfig()).items()
+    if name not in INTERNAL and str(value) != str(DEPRECATED_VALUE)
+}
 VERDICTS = {option: row.verdict for row in OPTIONS for option in row.options}
 
 
@@ -160,7 +172,9 @@ def test_refused_options_are_refused_by_name(name: str) -> None:
         config = made.copy(copy_frozen=False)
         vars(config)[option] = other_than(vars(config)[option])
         if verdict == "refused":
-            said = f"^{option.lstrip('_').removesuffix('_str')}: not honoured by {type(made).__name__}, use instead: .+$"
+            said = (
+                f"^{option.lstrip('_').removesuffix('_str')}: not honoured by {type(made).__name__}, use instead: .+$"
+            )
             with pytest.raises(UserError, match=said):
                 refuse_unhonoured(config, made)
         else:
@@ -188,21 +202,48 @@ def with_own_forward() -> AlgorithmConfig:
     [
         (lambda: config_of().environment(env="CartPole-v1"), r"env: got 'CartPole-v1'.* use instead: \.experiment"),
         (lambda: config_of().environment(env_config={"size": 3}), r"env_config\.size: unknown key"),
-        (lambda: config_of().environment(env_config={"experiment": {"iterations": 7}}), r"env_config\.experiment: differs"),
-        (lambda: config_of().multi_agent(policy_mapping_fn=lambda agent, episode: "prover"), "policy_mapping_fn: every agent"),
-        (lambda: config_of().multi_agent(policies={"prover"}), "policies: got prover, expected one for each agent: prover, verifier"),
+        (
+            lambda: config_of().environment(env_config={"experiment": {"iterations": 7}}),
+            r"env_config\.experiment: differs",
+        ),
+        (
+            lambda: config_of().multi_agent(policy_mapping_fn=lambda agent, episode: "prover"),
+            "policy_mapping_fn: every agent",
+        ),
+        (
+            lambda: config_of().multi_agent(policies={"prover"}),
+            "policies: got prover, expected one for each agent: prover, verifier",
+        ),
         (with_own_forward, "rl_module_spec: prover: _forward of one's own is never called"),
         (lambda: config_of().callbacks(Stepping), "Stepping.on_episode_step: never called, use instead"),
         (lambda: config_of().training(lr=[[0, 1e-3], [100, 1e-4]]), r"algorithm\.lr: got \[\[0, .*expected number > 0"),
-        (lambda: config_of().training(entropy_coefficent=0.1), "entropy_coefficent=.*unknown, did you mean entropy_coefficient"),
-        (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"prover": {"gamma": 0.5}}), "prover: got gamma, expected lr"),
+        (
+            lambda: config_of().training(entropy_coefficent=0.1),
+            "entropy_coefficent=.*unknown, did you mean entropy_coefficient",
+        ),
+        (
+            lambda: config_of().rl_module(algorithm_config_overrides_per_module={"prover": {"gamma": 0.5}}),
+            "prover: got gamma, expected lr",
+        ),
         (lambda: config_of().training(lam=0.9, lambda_=0.8), "lambda_=.*: lam is another word for it and is given too"),
         (lambda: config_of().update_from_dict({"learner_class": 3}), "learner_class: got 3, expected a subclass"),
-        (lambda: config_of().evaluation(evaluation_config={"lam": 0.5}), r"evaluation_config\.lam: has no effect in an evaluation"),
+        (
+            lambda: config_of().evaluation(evaluation_config={"lam": 0.5}),
+            r"evaluation_config\.lam: has no effect in an evaluation",
+        ),
         (lambda: config_of().training(minibatch_size=65), "minibatch_size: got 65, but an iteration has 64 frames"),
-        (lambda: config_of().learners(num_learners=3), "num_learners: got 3, but 16 copies in an iteration cannot be shared evenly"),
-        (lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(num_envs_per_env_runner=8), "num_copies: dqn has no use for it"),
-        (lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(explore=True), "explore: got true, which is for policies"),
+        (
+            lambda: config_of().learners(num_learners=3),
+            "num_learners: got 3, but 16 copies in an iteration cannot be shared evenly",
+        ),
+        (
+            lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(num_envs_per_env_runner=8),
+            "num_copies: dqn has no use for it",
+        ),
+        (
+            lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(explore=True),
+            "explore: got true, which is for policies",
+        ),
         (lambda: ProtocolPPOConfig(), r"call \.experiment"),
     ],
 )
@@ -220,7 +261,9 @@ def test_methods_that_are_not_honoured_say_what_to_use(name: str) -> None:
 
 def test_the_page_of_options_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "rllib-options.md"
-    assert page.read_text() == options_markdown(), "write it again: python -m nip_ray.rllib.options > docs/rllib-options.md"
+    assert page.read_text() == options_markdown(), (
+        "write it again: python -m nip_ray.rllib.options > docs/rllib-options.md"
+    )
 
 
 def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:
@@ -231,20 +274,34 @@ def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:
     config = config_of()
     config.entropy_coefficient, config.max_grad_norm = 0.9, 0.01  # type: ignore[attr-defined]
     assert distance(after(config), expected) == 0
-    assert distance(after(config_of().update_from_dict({"rule": {"entropy_coefficient": 0.9, "max_grad_norm": 0.01}})), expected) == 0
+    assert (
+        distance(
+            after(config_of().update_from_dict({"rule": {"entropy_coefficient": 0.9, "max_grad_norm": 0.01}})), expected
+        )
+        == 0
+    )
     assert distance(after(config_of().training(entropy_coeff=0.9, grad_clip=0.01)), expected) == 0
     assert distance(expected, baseline) > 1e-4
 
 
 def test_a_dumped_config_keeps_settings_that_are_as_by_rllibs_default() -> None:
-    config = config_of(algorithm=dict(gamma=AlgorithmConfig().gamma, lr=AlgorithmConfig().lr, num_epochs=AlgorithmConfig().num_epochs))
-    assert ProtocolPPOConfig().update_from_dict(config.to_dict()).settings() == config.settings() != config_of().settings()
+    config = config_of(
+        algorithm=dict(gamma=AlgorithmConfig().gamma, lr=AlgorithmConfig().lr, num_epochs=AlgorithmConfig().num_epochs)
+    )
+    assert (
+        ProtocolPPOConfig().update_from_dict(config.to_dict()).settings() == config.settings() != config_of().settings()
+    )
 
 
 def test_an_agent_may_have_a_learning_rate_of_its_own(baseline: Weights) -> None:
-    """That agent's weights are those of a run at that rate, the other's those of the base rate, in the first minibatches."""
+    """That agent's weights are those of a run at that rate, the other's those of the base rate, in the first
+    minibatches."""
     once = dict(num_epochs=1, minibatch_size=64)
-    own = config_of().training(**once).rl_module(algorithm_config_overrides_per_module={"prover": ProtocolPPOConfig.overrides(lr=0.01)})
+    own = (
+        config_of()
+        .training(**once)
+        .rl_module(algorithm_config_overrides_per_module={"prover": ProtocolPPOConfig.overrides(lr=0.01)})
+    )
     found, fast, slow = after(own), after(config_of().training(**once, lr=0.01)), after(config_of().training(**once))
     assert distance({"_": found["prover"]}, {"_": fast["prover"]}) == 0
     assert distance({"_": found["verifier"]}, {"_": slow["verifier"]}) == 0

@@ -13,7 +13,8 @@ from tests.rllib.experiments import PAST, TINY, Weights, built, distance, experi
 
 @pytest.mark.parametrize("protocol", ["nip", "debate", "kuhn_poker"])
 def test_each_agent_plays_with_the_weights_that_the_record_says(protocol: str) -> None:
-    """Log-probabilities of all turns, recomputed from the weights of each iteration; a snapshot's turns are nobody's rows."""
+    """Log-probabilities of all turns, recomputed from the weights of each iteration; a snapshot's turns are nobody's
+    rows."""
     algorithm = built(experiment(dict(name=protocol), opponents=dict(every=1, latest=0.25, draws=2)))
     history: list[Weights] = []
     for _ in range(4):

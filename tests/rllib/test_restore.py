@@ -1,4 +1,5 @@
-"""Saving and restoring: training continues exactly where it was, in learners and env runners, whichever way the state travels."""
+"""Saving and restoring: training continues exactly where it was, in learners and env runners, whichever way the state
+travels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,17 @@ import torch
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
-from tests.rllib.experiments import PAST, TINY, Weights, distance, experiment, message_game, runner_weights, train, weights
+from tests.rllib.experiments import (
+    PAST,
+    TINY,
+    Weights,
+    distance,
+    experiment,
+    message_game,
+    runner_weights,
+    train,
+    weights,
+)
 from tests.tiers import thinned
 
 Travel = Callable[[ProtocolPPO, ProtocolPPO, Path], None]
@@ -29,7 +40,11 @@ def by_state(old: ProtocolPPO, new: ProtocolPPO, folder: Path) -> None:
     new.set_state(old.get_state())
 
 
-TRAVELS = [pytest.param(by_path, id="path"), pytest.param(by_training_state, id="training_state"), pytest.param(by_state, id="state")]
+TRAVELS = [
+    pytest.param(by_path, id="path"),
+    pytest.param(by_training_state, id="training_state"),
+    pytest.param(by_state, id="state"),
+]
 
 
 @pytest.mark.parametrize("travel", thinned(TRAVELS, 3, 1))
@@ -42,7 +57,8 @@ TRAVELS = [pytest.param(by_path, id="path"), pytest.param(by_training_state, id=
     ],
 )
 def test_four_iterations_are_two_and_two(made: Any, tmp_path: Path, config: ExperimentConfig, travel: Travel) -> None:
-    """The same weights to the last bit, with annealing, averages and the KL penalty; counters and coefficients included."""
+    """The same weights to the last bit, with annealing, averages and the KL penalty; counters and coefficients
+    included."""
     settings = dict(loss="kl_penalty", anneal_lr=True, average_weights=0.6)
     whole, first, second = (made(config, **settings) for _ in range(3))
     expected = train(whole, 4)
@@ -117,7 +133,8 @@ def test_remote_runners_have_the_learners_weights(ray_session: None, made: Any, 
         check(algorithm)
         train(algorithm, 1)
     algorithm.stop()
-    again = ProtocolPPO.from_checkpoint(path)  # where stock RLlib's remote runners now and then sample with fresh weights
+    # where stock RLlib's remote runners now and then sample with fresh weights
+    again = ProtocolPPO.from_checkpoint(path)
     try:
         check(again)
     finally:
@@ -128,7 +145,11 @@ def test_an_older_state_is_taken_by_learner_and_runner(made: Any, tmp_path: Path
     algorithm = made(message_game())
     train(algorithm, 1)
     older: Weights = weights(algorithm)
-    state, training_state, path = algorithm.get_state(), algorithm.training_state(), algorithm.save_to_path(tmp_path / "checkpoint")
+    state, training_state, path = (
+        algorithm.get_state(),
+        algorithm.training_state(),
+        algorithm.save_to_path(tmp_path / "checkpoint"),
+    )
     for restore in (
         lambda: algorithm.set_state(state),
         lambda: algorithm.load_training_state(training_state),
@@ -183,8 +204,11 @@ def test_nobody_learns(made: Any) -> None:
         (dict(play=dict(num_env_runners=2), learners=dict(num_gpus_per_learner=1)), 1, "cpu"),
     ],
 )
-def test_where_a_runner_plays(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], worker: int, device: str) -> None:
-    """The local runner beside the local learner, a remote one on its own share of a GPU, else the CPU; without a GPU always there."""
+def test_where_a_runner_plays(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], worker: int, device: str
+) -> None:
+    """The local runner beside the local learner, a remote one on its own share of a GPU, else the CPU; without a GPU
+    always there."""
     runner = ProtocolEnvRunner.__new__(ProtocolEnvRunner)
     runner.config = ProtocolPPOConfig().experiment(message_game(**settings))
     runner.worker_index = worker

@@ -1,4 +1,5 @@
-"""What is particular to single learning rules, through RLlib: schedules, rewards to go, foresight, supervised training, zero knowledge."""
+"""What is particular to single learning rules, through RLlib: schedules, rewards to go, foresight, supervised training,
+zero knowledge."""
 
 from typing import Any
 
@@ -19,7 +20,8 @@ def learner_of(algorithm: ProtocolAlgorithm) -> Any:
 
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "stackelberg"])
 def test_a_resting_agent_stands_still_and_leaves_nothing_behind(made: Any, name: str) -> None:
-    """Neither its weights nor its optimizer move; and what it does when it wakes is what it would have done without having rested."""
+    """Neither its weights nor its optimizer move; and what it does when it wakes is what it would have done without
+    having rested."""
     rule = dict(name=name)
     schedules = dict(prover=dict(kind="contiguous", period=3, start=2, stop=3))
     algorithm = made(experiment(NIP, algorithm=rule, schedules=schedules))
@@ -49,10 +51,17 @@ def test_an_iteration_in_which_nobody_learns_only_plays(made: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "stackelberg"])
 def test_an_agents_own_entropy_bonus(made: Any, name: str) -> None:
-    """It counts for that agent and in the place of the rule's: everybody's own is the rule's, and one's own leaves the other alone."""
+    """It counts for that agent and in the place of the rule's: everybody's own is the rule's, and one's own leaves the
+    other alone."""
     own = dict(entropy_coefficient=0.5)
-    rules = (own, dict(entropy_coefficient=0.0, agents=dict(_default=own)), dict(entropy_coefficient=0.0, agents=dict(verifier=own)))
-    with_all, by_default, for_one = (train(made(experiment(NIP, algorithm=dict(name=name, **rule))), 1) for rule in rules)
+    rules = (
+        own,
+        dict(entropy_coefficient=0.0, agents=dict(_default=own)),
+        dict(entropy_coefficient=0.0, agents=dict(verifier=own)),
+    )
+    with_all, by_default, for_one = (
+        train(made(experiment(NIP, algorithm=dict(name=name, **rule))), 1) for rule in rules
+    )
     assert distance(with_all, by_default) == 0
     assert distance({"prover": with_all["prover"]}, {"prover": for_one["prover"]}) > 0
     if name != "stackelberg":  # whose leaders foresee the bonus of their followers
@@ -112,7 +121,9 @@ def test_alone_the_whole_network_learns_the_labels(made: Any, agent: str) -> Non
         losses.append(algorithm.row[f"learn/{agent}/loss"])
     assert losses[-1] < 0.9 * losses[0]
     moved = {name: float((value - start[agent][name]).abs().max()) for name, value in weights(algorithm)[agent].items()}
-    assert all(moved[name] > 0 for name in moved if name.startswith(("policy_body.gnn", "policy_body.token", "decider")))
+    assert all(
+        moved[name] > 0 for name in moved if name.startswith(("policy_body.gnn", "policy_body.token", "decider"))
+    )
     assert not any(moved[name] for name in moved if name.startswith(("value_", "node_selector")))
 
 

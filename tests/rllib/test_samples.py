@@ -34,7 +34,9 @@ def test_counts(sample: RolloutSamples) -> None:
     assert sample.env_steps() < 10 * sample.rollout.num_rounds
 
 
-@pytest.mark.parametrize("index", [slice(0, 4), slice(4, None), slice(None), slice(3, 3), slice(-2, None), slice(0, 10, 3)])
+@pytest.mark.parametrize(
+    "index", [slice(0, 4), slice(4, None), slice(None), slice(3, 3), slice(-2, None), slice(0, 10, 3)]
+)
 def test_slices_are_copies(sample: RolloutSamples, index: slice) -> None:
     """Every part of the rollout is cut along the copies, by indexing and by RLlib's `slice`."""
     found = sample[index]

@@ -16,17 +16,25 @@ EXPECTED, LABEL = dict(verdict_gradient="expected"), dict(verdict_gradient="labe
 REINFORCE = dict(name="reinforce", num_epochs=1)
 CASES: dict[str, ExperimentConfig] = {
     "one prover": experiment(dict(name="nip", max_rounds=3), search={}, algorithm=EXPECTED),
-    "two at once, half of the copies": experiment(dict(name="debate", max_rounds=3), search=dict(share=0.5), algorithm=LABEL),
+    "two at once, half of the copies": experiment(
+        dict(name="debate", max_rounds=3), search=dict(share=0.5), algorithm=LABEL
+    ),
     "two in turns": experiment(
         dict(name="mnip", max_rounds=4, sequential=True), search=dict(share=1.0, last_share=0.0), algorithm=EXPECTED
     ),
-    "drawn roles, one searches": experiment(dict(name="consultancy", max_rounds=3), search=dict(agents=["prover0"]), algorithm=EXPECTED),
+    "drawn roles, one searches": experiment(
+        dict(name="consultancy", max_rounds=3), search=dict(agents=["prover0"]), algorithm=EXPECTED
+    ),
     "a panel": experiment(dict(name="judge_panel", judges=2), search={}, algorithm=EXPECTED),
-    "several symbols": experiment(dict(name="nip", max_rounds=3), dict(message_size=2), search=dict(candidates=6), algorithm=EXPECTED),
+    "several symbols": experiment(
+        dict(name="nip", max_rounds=3), dict(message_size=2), search=dict(candidates=6), algorithm=EXPECTED
+    ),
     "opponents from the past": message_game(search=dict(share=0.5), algorithm=EXPECTED, opponents=PAST),
     "reinforce": message_game(search=dict(share=0.5), algorithm=REINFORCE | EXPECTED),
     "reinforce with a critic": message_game(search={}, algorithm=REINFORCE | LABEL | dict(baseline="critic")),
-    "penalised, adaptive": message_game(search=dict(share=0.5), algorithm=EXPECTED | dict(loss="kl_penalty", adaptive_lr=True)),
+    "penalised, adaptive": message_game(
+        search=dict(share=0.5), algorithm=EXPECTED | dict(loss="kl_penalty", adaptive_lr=True)
+    ),
 }
 
 
@@ -48,7 +56,10 @@ def test_a_searching_prover_imitates_and_the_verifier_meets_the_search() -> None
     rows = own_rows(algorithm.scenario, rollout, "prover")
     assert rows.taught_NFS is not None
     assert (stakes(rows.taught_NFS) > 0).all()
-    assert {name for name in algorithm.row if name.startswith("learn/prover/")} == {"learn/prover/imitation", "learn/prover/grad_norm"}
+    assert {name for name in algorithm.row if name.startswith("learn/prover/")} == {
+        "learn/prover/imitation",
+        "learn/prover/grad_norm",
+    }
     assert own_rows(algorithm.scenario, rollout, "verifier").taught_NFS is None
     algorithm.stop()
 
@@ -72,7 +83,9 @@ def test_imitation_comes_near_what_is_found() -> None:
     assert found[-1] < 0.5 * found[0]
 
 
-@pytest.mark.parametrize("settings", [dict(play=dict(num_env_runners=2)), dict(play=dict(num_env_runners=1, max_staleness=1))], ids=str)
+@pytest.mark.parametrize(
+    "settings", [dict(play=dict(num_env_runners=2)), dict(play=dict(num_env_runners=1, max_staleness=1))], ids=str
+)
 def test_remote_runners_search_and_keep_what_they_found(ray_session: None, settings: dict[str, Any]) -> None:
     algorithm: ProtocolAlgorithm = built(message_game(search=dict(share=0.5), algorithm=EXPECTED, **settings))
     before = weights(algorithm)

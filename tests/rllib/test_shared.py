@@ -1,4 +1,5 @@
-"""What a process keeps of an experiment is what it would build now: files and registered parts may change in between."""
+"""What a process keeps of an experiment is what it would build now: files and registered parts may change in
+between."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,9 @@ def test_a_scenario_is_built_anew_when_a_file_of_it_was_changed(inside: bool, tm
         pixels = random_pixels(8, (1, 5, 5), seed)
         write(file, pixels, [0, 1] * 4)
         scenario: Any = scenario_of(experiment)
-        assert sorted(image.tobytes() for image in scenario.pixels_ICHW.numpy()) == sorted(image.tobytes() for image in pixels)
+        assert sorted(image.tobytes() for image in scenario.pixels_ICHW.numpy()) == sorted(
+            image.tobytes() for image in pixels
+        )
         assert scenario_of({**experiment, "seed": 7}) is scenario
 
 

@@ -42,7 +42,11 @@ def module_weights(algorithm: PPO) -> dict[str, dict[str, Tensor]]:
     "config",
     [
         pytest.param(experiment(dict(name="nip")), id="nip"),
-        pytest.param(experiment(dict(name="debate"), dict(shared_body=False, linear_symbols=2)), id="debate", marks=pytest.mark.slow),
+        pytest.param(
+            experiment(dict(name="debate"), dict(shared_body=False, linear_symbols=2)),
+            id="debate",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(experiment(dict(name="merlin_arthur")), id="merlin_arthur", marks=pytest.mark.slow),
         pytest.param(message_game(), id="message_game"),
     ],
@@ -63,6 +67,10 @@ def test_three_iterations_of_stock_ppo(ray_session: None, config: ExperimentConf
     finally:
         algorithm.stop()
     for agent, state in before.items():
-        moved = [name for name, value in state.items() if value.is_floating_point() and not torch.equal(value, after[agent][name])]
+        moved = [
+            name
+            for name, value in state.items()
+            if value.is_floating_point() and not torch.equal(value, after[agent][name])
+        ]
         assert any("value_head" in name for name in moved), agent
         assert len(moved) > 3, agent

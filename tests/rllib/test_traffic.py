@@ -1,6 +1,8 @@
-"""What travels between processes: small constructors, one put of the weights, one of the rollouts, ids and tokens instead of graphs.
+"""What travels between processes: small constructors, one put of the weights, one of the rollouts, ids and tokens
+instead of graphs.
 
-Bytes are what Ray serialises and reads in this process, watched by the benchmark that reports them (`benchmarks/scaling.py`).
+Bytes are what Ray serialises and reads in this process, watched by the benchmark that reports them
+(`benchmarks/scaling.py`).
 """
 
 import importlib.util
@@ -25,7 +27,8 @@ PAIRS = 1000
 
 @dataclass(frozen=True)
 class Measured:
-    """One variant: the largest constructor argument by class of actor, its traffic in a second iteration, and bytes of its weights."""
+    """One variant: the largest constructor argument by class of actor, its traffic in a second iteration, and bytes of
+    its weights."""
 
     constructors: Mapping[str, int]
     traffic: Any
@@ -47,7 +50,9 @@ def benchmark() -> Iterator[ModuleType]:
 
 
 def graphs(num_train: int = 40, size: int = 7) -> ExperimentConfig:
-    data = dict(num_train=num_train, num_test=10, graph_sizes=[size], non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5)
+    data = dict(
+        num_train=num_train, num_test=10, graph_sizes=[size], non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5
+    )
     return experiment(dict(name="nip"), dict(data=data), play=dict(num_copies=COPIES))
 
 

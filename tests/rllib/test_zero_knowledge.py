@@ -1,4 +1,5 @@
-"""Zero knowledge behind RLlib: PPO learns, checkpoints, continues and is examined; the one-copy environment says that it cannot pay."""
+"""Zero knowledge behind RLlib: PPO learns, checkpoints, continues and is examined; the one-copy environment says that
+it cannot pay."""
 
 import json
 from pathlib import Path
@@ -29,12 +30,21 @@ def test_a_run_trains_checkpoints_resumes_and_is_examined(tmp_path: Path) -> Non
     for prefix in ("train", "eval", "eval_sampled"):
         assert 0 < whole.metrics[f"{prefix}/simulator/message_distance"] < 1
         assert 0 < whole.metrics[f"{prefix}/simulator/decision_distance"] < 1
-        assert whole.metrics[f"{prefix}/simulator/return"] == pytest.approx(-whole.metrics[f"{prefix}/adversarial_verifier/return"])
-    assert {key.split("/")[1] for key in whole.metrics if key.startswith("learn/") and key.count("/") == 2} == set(AGENTS)
+        assert whole.metrics[f"{prefix}/simulator/return"] == pytest.approx(
+            -whole.metrics[f"{prefix}/adversarial_verifier/return"]
+        )
+    assert {key.split("/")[1] for key in whole.metrics if key.startswith("learn/") and key.count("/") == 2} == set(
+        AGENTS
+    )
     written = json.loads((whole.run_dir / "evaluation.json").read_text())["greedy"]["simulator/message_distance"]
     assert written["estimate"] == pytest.approx(whole.metrics["eval/simulator/message_distance"])
     again = evaluate_run(whole.run_dir)
-    for key in ("eval/simulator/message_distance", "eval/simulator/symbol_distance", "eval/verifier/accuracy", "eval/simulator/return"):
+    for key in (
+        "eval/simulator/message_distance",
+        "eval/simulator/symbol_distance",
+        "eval/verifier/accuracy",
+        "eval/simulator/return",
+    ):
         assert again[key] == pytest.approx(whole.metrics[key])
     kept = load_checkpoint(RunFolder.open(whole.run_dir).checkpoints).tensors["training"]["modules"]
     assert set(kept) == set(AGENTS)

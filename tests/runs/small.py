@@ -75,7 +75,11 @@ def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def files(run: Path) -> dict[str, bytes]:
     """Path within a run folder -> what the file holds, but for its lock."""
-    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def modules(run: Path, iteration: int | None = None) -> dict[str, dict[str, Any]]:
@@ -83,9 +87,14 @@ def modules(run: Path, iteration: int | None = None) -> dict[str, dict[str, Any]
     return load_checkpoint(run / "checkpoints", iteration).tensors["training"]["modules"]
 
 
-def nip_ray(*arguments: str | Path, cwd: Path | None = None, code: str = "", check: int | None = None) -> subprocess.CompletedProcess[str]:
-    """`nip-ray ARGUMENTS` in a process of its own. code: Python that runs before it. check: the exit status that it must have."""
-    done = subprocess.run(command(arguments, code), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240)
+def nip_ray(
+    *arguments: str | Path, cwd: Path | None = None, code: str = "", check: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`nip-ray ARGUMENTS` in a process of its own. code: Python that runs before it. check: the exit status that it
+    must have."""
+    done = subprocess.run(
+        command(arguments, code), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240
+    )
     assert check is None or done.returncode == check, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 

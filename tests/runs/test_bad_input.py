@@ -1,4 +1,5 @@
-"""Bad input through the command line: one clear line that names the file or key, the right exit status, and nothing lost."""
+"""Bad input through the command line: one clear line that names the file or key, the right exit status, and nothing
+lost."""
 
 import json
 import shutil
@@ -95,7 +96,9 @@ def test_resuming_when_the_data_file_is_gone(bad_files: Path, tmp_path: Path) ->
     run = run_experiment(small(f"scenario.data.train={data}", "iterations=1"), tmp_path / "run", quiet=True).run_dir
     moved = data.rename(tmp_path / "moved.npz")
     before = files(run)
-    assert error_of(call("resume", run, "--iterations", "2")).startswith(f"error: scenario.data.train: {data}: no such file, put it there")
+    assert error_of(call("resume", run, "--iterations", "2")).startswith(
+        f"error: scenario.data.train: {data}: no such file, put it there"
+    )
     after = files(run)
     assert {**after, "config.yaml": b""} == {**before, "config.yaml": b""}
     moved.rename(data)
@@ -103,7 +106,10 @@ def test_resuming_when_the_data_file_is_gone(bad_files: Path, tmp_path: Path) ->
 
 
 CONFIG_FAULTS: dict[str, tuple[list[str], str]] = {
-    "typo": (["--set", "algorithm.minibach_size=4"], "algorithm.minibach_size: unknown key, did you mean minibatch_size"),
+    "typo": (
+        ["--set", "algorithm.minibach_size=4"],
+        "algorithm.minibach_size: unknown key, did you mean minibatch_size",
+    ),
     "protocol": (["--set", "protocol.name=nipp"], "protocol.name: unknown protocol 'nipp', did you mean nip"),
     "data": (["--set", "scenario.data.train=nowhere.npz"], "scenario.data.train: nowhere.npz: no such file"),
     "plugin": (["--set", "plugins=[nowhere.py]"], "plugins.0: nowhere.py: no such file"),
@@ -123,7 +129,10 @@ def test_configs_are_refused_at_once(finished: Path, tmp_path: Path) -> None:
     full.mkdir()
     (full / "something").write_text("", encoding="utf-8")
     words = {"RUN": str(finished), "FULL": str(full), "FULL/something": str(full / "something")}
-    calls = {name: ["train", str(config), *(words.get(word, word) for word in more)] for name, (more, _) in CONFIG_FAULTS.items()}
+    calls = {
+        name: ["train", str(config), *(words.get(word, word) for word in more)]
+        for name, (more, _) in CONFIG_FAULTS.items()
+    }
     source = """
 import json, sys, time
 from typer.testing import CliRunner
@@ -137,7 +146,9 @@ print(json.dumps([found, sorted({"torch", "ray", "numpy", "matplotlib"} & set(sy
 """
     command = [sys.executable, "-c", source, json.dumps(calls)]
     before = files(finished)
-    done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        command, env=environment(), cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
     found, heavy = json.loads(done.stdout)
     assert heavy == []
     for name, (_, said) in CONFIG_FAULTS.items():
@@ -201,7 +212,8 @@ def test_a_config_that_lost_its_end_or_a_digit_is_not_another_one(finished: Path
 
 
 def test_a_nan_in_training_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NaN that comes in iteration 5 of 6: exit status 1, all that was saved can be used, and without its cause the run continues."""
+    """A NaN that comes in iteration 5 of 6: exit status 1, all that was saved can be used, and without its cause the
+    run continues."""
     from nip_ray.rllib.ppo import PPOLearner
 
     update = PPOLearner.update

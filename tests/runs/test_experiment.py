@@ -1,4 +1,5 @@
-"""`run_experiment`: what a run leaves behind, that its numbers are its seed's, and that other protocols train as well."""
+"""`run_experiment`: what a run leaves behind, that its numbers are its seed's, and that other protocols train as
+well."""
 
 import json
 import re
@@ -25,12 +26,22 @@ from nip_ray.storage.identity import ExperimentResult
 from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
 
 BASES = {"graphs": GRAPHS, "messages": MESSAGES}
-ALWAYS = {"iteration", "time/iteration_s", "time/sample_s", "time/learn_s", "env_steps", "env_steps_per_s", "train/verifier/accuracy"}
+ALWAYS = {
+    "iteration",
+    "time/iteration_s",
+    "time/sample_s",
+    "time/learn_s",
+    "env_steps",
+    "env_steps_per_s",
+    "train/verifier/accuracy",
+}
 EVALUATED = {f"eval/verifier/{name}" for name in ("accuracy", "completeness", "soundness", "undecided")}
 
 
 @pytest.fixture(scope="module", params=BASES)
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentConfig, ExperimentResult]:
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ExperimentConfig, ExperimentResult]:
     config = small(base=BASES[request.param])
     return config, run_experiment(config, tmp_path_factory.mktemp("finished") / request.param, quiet=True)
 
@@ -53,7 +64,9 @@ def test_the_run_folder_is_complete(finished: tuple[ExperimentConfig, Experiment
     assert (loaded.iteration, loaded.skipped) == (4, [])
     assert set(loaded.tensors["training"]["modules"]) == {"prover", "verifier"}
 
-    transcripts = {entry.name: entry.read_text(encoding="utf-8").splitlines() for entry in (path / "transcripts").iterdir()}
+    transcripts = {
+        entry.name: entry.read_text(encoding="utf-8").splitlines() for entry in (path / "transcripts").iterdir()
+    }
     assert set(transcripts) == {"000002.jsonl", "000004.jsonl"}
     assert all(len(lines) == 3 and json.loads(lines[0])["rounds"] for lines in transcripts.values())
 
@@ -85,7 +98,9 @@ def test_promised_keys_are_in_every_row(finished: tuple[ExperimentConfig, Experi
         assert row["env_steps_per_s"] == pytest.approx(row["env_steps"] / row["time/iteration_s"])
         assert row["time/sample_s"] + row["time/learn_s"] <= row["time/iteration_s"]
     rows = rows_of(result)
-    assert [row["env_steps_total"] for row in rows] == [sum(row["env_steps"] for row in rows[: i + 1]) for i in range(4)]
+    assert [row["env_steps_total"] for row in rows] == [
+        sum(row["env_steps"] for row in rows[: i + 1]) for i in range(4)
+    ]
     assert [row["episodes"] for row in rows] == [config.play.num_copies] * 4
 
 
@@ -119,7 +134,12 @@ def documented(agents: tuple[str, ...]) -> Iterator[re.Pattern[str]]:
 @pytest.mark.usefixtures("ray_session")
 def test_a_remote_env_runner_gives_the_same_numbers(tmp_path: Path) -> None:
     local, remote = (
-        [untimed(row) for row in rows_of(run_experiment(small(f"play.num_env_runners={runners}"), tmp_path / str(runners), quiet=True))]
+        [
+            untimed(row)
+            for row in rows_of(
+                run_experiment(small(f"play.num_env_runners={runners}"), tmp_path / str(runners), quiet=True)
+            )
+        ]
         for runners in (0, 1)
     )
     assert remote == local
@@ -134,13 +154,21 @@ def test_without_a_terminal_there_are_lines(tmp_path: Path, capfd: pytest.Captur
     assert all(" · accuracy 0." in line for line in iterations)
 
 
-def test_a_line_comes_with_news_and_after_a_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_comes_with_news_and_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     with progress_line("a-run", 0, 100, quiet=False) as report:
         for done in range(1, 100):
             now += 1.0
-            report(done, {"eval/verifier/accuracy": 0.5 if done < 70 else 0.6, "stage": f"sample {done}/100" if done < 50 else "test"})
+            report(
+                done,
+                {
+                    "eval/verifier/accuracy": 0.5 if done < 70 else 0.6,
+                    "stage": f"sample {done}/100" if done < 50 else "test",
+                },
+            )
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1/100", "31/100", "50/100", "70/100"]
     with progress_line("a-run", 0, 100, quiet=False, unit="timestep") as report:
         now += 400.0
@@ -149,7 +177,9 @@ def test_a_line_comes_with_news_and_after_a_while(monkeypatch: pytest.MonkeyPatc
         report(10, {"eval/verifier/accuracy": 0.5})
         report(11, {})
     told = capsys.readouterr().err.splitlines()[1:]
-    assert told == ["timestep 10/100 · evaluation 0.500 · 7 min left"], "a warm-up is no iteration, an untested iteration no news"
+    assert told == ["timestep 10/100 · evaluation 0.500 · 7 min left"], (
+        "a warm-up is no iteration, an untested iteration no news"
+    )
 
 
 def test_files_of_a_config_mean_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +209,9 @@ def test_files_of_a_config_mean_the_same_from_any_folder(tmp_path: Path, monkeyp
         "scenario.data": {"train": str(tmp_path / "a")},
         "plugins": [str(tmp_path / "own.py"), "a.module"],
     }
-    models = {name: absolute_paths(name, TextExperimentConfig, "scenario.agents.prover.model") for name in ("m", "default")}
+    models = {
+        name: absolute_paths(name, TextExperimentConfig, "scenario.agents.prover.model") for name in ("m", "default")
+    }
     assert models == {"m": str(tmp_path / "m"), "default": "default"}
 
 
@@ -191,4 +223,5 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[ExperimentConfig, Exp
     assert (result.run_dir / "metrics.jsonl").read_bytes() == before
 
 
-# --------------------------------------------------------------------------------------------------------- other protocols
+# --------------------------------------------------------------------------------------------------------- other
+# protocols

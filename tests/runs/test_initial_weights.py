@@ -1,4 +1,5 @@
-"""Starting from another run's agents: exactly their weights and statistics, or a refusal that says what differs, before anything starts."""
+"""Starting from another run's agents: exactly their weights and statistics, or a refusal that says what differs, before
+anything starts."""
 
 import shutil
 from collections.abc import Mapping
@@ -21,7 +22,14 @@ State = Mapping[str, Tensor]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A debate with checkpoints of both its iterations."""
-    config = small("protocol.name=debate", "seed=11", "iterations=2", "algorithm.lr=0.05", "checkpoint.interval=1", "checkpoint.keep=null")
+    config = small(
+        "protocol.name=debate",
+        "seed=11",
+        "iterations=2",
+        "algorithm.lr=0.05",
+        "checkpoint.interval=1",
+        "checkpoint.keep=null",
+    )
     return run_experiment(config, tmp_path_factory.mktemp("source") / "run", quiet=True).run_dir
 
 
@@ -30,7 +38,9 @@ def debate(*overrides: str) -> ExperimentConfig:
 
 
 def close(first: State, second: State) -> bool:
-    return first.keys() == second.keys() and all(torch.allclose(first[name], second[name], rtol=0, atol=1e-20) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.allclose(first[name], second[name], rtol=0, atol=1e-20) for name in first
+    )
 
 
 def took(run: Path, agent: str, state: State) -> bool:
@@ -62,10 +72,23 @@ def test_weights_and_statistics_of_another_run(source: Path, tmp_path: Path) -> 
 
 
 def test_what_says_how_an_agent_began_or_is_trained_may_differ(source: Path) -> None:
-    free = ("agent_lr_factor={actor: 0, critic: 0}", "noise_sigma=0.1", "transformer_dropout=0.1", "use_orthogonal_initialisation=false")
+    free = (
+        "agent_lr_factor={actor: 0, critic: 0}",
+        "noise_sigma=0.1",
+        "transformer_dropout=0.1",
+        "use_orthogonal_initialisation=false",
+    )
     free += ("history_initialisation=shared", "attention_initialisation=tied")
-    other = ("scenario.data.num_train=40", "seed=4", "algorithm.lr=0.1", "protocol.prover_reward=2", "scenario.num_normalization_steps=9")
-    config = debate(f"initial_weights.prover0.run_dir={source}", *(f"scenario.agents._default.{item}" for item in free), *other)
+    other = (
+        "scenario.data.num_train=40",
+        "seed=4",
+        "algorithm.lr=0.1",
+        "protocol.prover_reward=2",
+        "scenario.num_normalization_steps=9",
+    )
+    config = debate(
+        f"initial_weights.prover0.run_dir={source}", *(f"scenario.agents._default.{item}" for item in free), *other
+    )
     weights, notes = initial_weights(config)
     assert close(weights["prover0"], modules(source)["prover0"])
     assert notes == []
@@ -74,7 +97,9 @@ def test_what_says_how_an_agent_began_or_is_trained_may_differ(source: Path) -> 
 def test_they_replace_nothing_after_the_start(source: Path, tmp_path: Path) -> None:
     """A resumed run continues with its own weights, and needs the other run no more."""
     moved = Path(shutil.copytree(source, tmp_path / "source"))
-    config = debate(f"initial_weights.prover0.run_dir={moved}", "algorithm.lr=0.05", "iterations=2", "checkpoint.interval=1")
+    config = debate(
+        f"initial_weights.prover0.run_dir={moved}", "algorithm.lr=0.05", "iterations=2", "checkpoint.interval=1"
+    )
     whole = run_experiment(config, tmp_path / "whole", quiet=True).run_dir
     cut = Path(shutil.copytree(whole, tmp_path / "cut"))
     shutil.rmtree(cut / "checkpoints" / "000002")
@@ -101,7 +126,10 @@ MISFITS: dict[str, tuple[list[str], list[str]]] = {
         ["max_rounds is 3 there and 5 here", "policy_body.gnn.encode.weight is 4 x 6 there and 4 x 10 here"],
     ),
     "surroundings": (["scenario.message_size=2"], ["message_size is 1 there and 2 here"]),
-    "body": (["scenario.shared_body=false"], ["shared_body is True there and False here", "value_body", "missing there", "more"]),
+    "body": (
+        ["scenario.shared_body=false"],
+        ["shared_body is True there and False here", "value_body", "missing there", "more"],
+    ),
 }
 
 
@@ -120,14 +148,26 @@ def test_an_agent_that_does_not_fit(source: Path, tmp_path: Path, name: str) -> 
 def test_what_cannot_be_taken_says_why(source: Path, tmp_path: Path) -> None:
     asked = f"initial_weights.prover0.run_dir={source}"
     message = refusal(debate(asked, "scenario.agents._default.activation=relu"))
-    assert message.partition("(")[2] == "activation is tanh there and relu here), use the same settings", "the same shapes"
-    other = small(f"initial_weights.prover.run_dir={source}", "initial_weights.prover.agent=prover0", *STILL, base=MESSAGES)
+    assert message.partition("(")[2] == "activation is tanh there and relu here), use the same settings", (
+        "the same shapes"
+    )
+    other = small(
+        f"initial_weights.prover.run_dir={source}", "initial_weights.prover.agent=prover0", *STILL, base=MESSAGES
+    )
     assert "(scenario.name is graph_isomorphism there and message_game here)" in refusal(other)
     message = refusal(debate(asked, "initial_weights.prover0.agent=prover"))
-    assert f"initial_weights.prover0.agent: {source} has no agent 'prover', it has prover0, prover1, verifier" in message
-    assert "initial_weights.judge: no agent of this experiment" in refusal(debate(f"initial_weights.judge.run_dir={source}"))
-    assert "decider.0.weight is 4 x 12 there and missing here" in refusal(debate(asked, "initial_weights.prover0.agent=verifier"))
-    assert f"initial_weights.prover0: {tmp_path}: no run here" in refusal(debate(f"initial_weights.prover0.run_dir={tmp_path}"))
+    assert (
+        f"initial_weights.prover0.agent: {source} has no agent 'prover', it has prover0, prover1, verifier" in message
+    )
+    assert "initial_weights.judge: no agent of this experiment" in refusal(
+        debate(f"initial_weights.judge.run_dir={source}")
+    )
+    assert "decider.0.weight is 4 x 12 there and missing here" in refusal(
+        debate(asked, "initial_weights.prover0.agent=verifier")
+    )
+    assert f"initial_weights.prover0: {tmp_path}: no run here" in refusal(
+        debate(f"initial_weights.prover0.run_dir={tmp_path}")
+    )
 
 
 def test_checkpoints_are_verified(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""Pretraining: what learns, what is handed over, that the cache is neither stale nor trusted blindly, and what a run does with it."""
+"""Pretraining: what learns, what is handed over, that the cache is neither stale nor trusted blindly, and what a run
+does with it."""
 
 import json
 import shutil
@@ -26,7 +27,9 @@ NOTHING = "pretraining.lr=1e-30"  # steps far below what anybody could see
 
 
 def graphs(*overrides: str) -> ExperimentConfig:
-    return small("pretraining.agents=[verifier]", "pretraining.num_epochs=2", "pretraining.minibatch_size=16", *overrides)
+    return small(
+        "pretraining.agents=[verifier]", "pretraining.num_epochs=2", "pretraining.minibatch_size=16", *overrides
+    )
 
 
 def messages(*overrides: str) -> ExperimentConfig:
@@ -36,7 +39,9 @@ def messages(*overrides: str) -> ExperimentConfig:
 
 def fresh(config: ExperimentConfig) -> dict[str, nn.Module]:
     """The networks with which the experiment would begin."""
-    return build_agents(played_scenario(config.protocol, config.scenario, config.algorithm), config.scenario, config.seed)
+    return build_agents(
+        played_scenario(config.protocol, config.scenario, config.algorithm), config.scenario, config.seed
+    )
 
 
 def equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
@@ -52,7 +57,9 @@ def test_who_sees_the_label_learns_it_and_who_does_not_decides_all_the_same(tmp_
     epochs: list[tuple[str, int, float]] = []
     config = messages()
     made = pretrain(config, tmp_path, lambda agent, epoch, found: epochs.append((agent, epoch, found["accuracy"])))
-    assert [(agent, epoch) for agent, epoch, _ in epochs] == [(agent, i + 1) for agent in ("prover", "verifier") for i in range(6)]
+    assert [(agent, epoch) for agent, epoch, _ in epochs] == [
+        (agent, i + 1) for agent in ("prover", "verifier") for i in range(6)
+    ]
     seeing, blind = (made[agent].figures for agent in ("prover", "verifier"))
     assert (seeing["held_out"]["estimate"], seeing["held_out"]["n"]) == (1.0, 1024)
     assert seeing["held_out"]["lower"] > 0.99
@@ -135,7 +142,9 @@ def test_what_was_trained_once_is_taken_from_the_cache(tmp_path: Path) -> None:
     first = pretrain(graphs(), tmp_path, lambda agent, *_: calls.append(agent))["verifier"]
     (kept,) = tmp_path.iterdir()
     assert (kept.name, first.figures["cached"], calls) == (f"{first.figures['key']}.pt", False, ["verifier"] * 2)
-    second = pretrain(graphs("pretraining.include_heads=true"), tmp_path, lambda agent, *_: calls.append(agent))["verifier"]
+    second = pretrain(graphs("pretraining.include_heads=true"), tmp_path, lambda agent, *_: calls.append(agent))[
+        "verifier"
+    ]
     assert calls == ["verifier"] * 2
     assert equal({name: value for name, value in second.weights.items() if name in first.weights}, first.weights)
     assert second.weights.keys() > first.weights.keys(), "heads are kept too"
@@ -176,14 +185,17 @@ def test_what_matters_is_in_the_key(override: str) -> None:
 def test_observation_statistics_matter() -> None:
     """Which depend on who speaks when in the experiment, though nobody else speaks here."""
     first, second = (
-        key_of(graphs("protocol.max_rounds=4", "protocol.min_rounds=2", *more)) for more in ([], ["protocol.verifier_first=false"])
+        key_of(graphs("protocol.max_rounds=4", "protocol.min_rounds=2", *more))
+        for more in ([], ["protocol.verifier_first=false"])
     )
     assert first != second
 
 
 def test_data_count_by_content_not_by_name(tmp_path: Path) -> None:
     def pairs(name: str, seed: int) -> str:
-        made = generate_pairs(24, seed, GeneratorSettings(graph_sizes=(7,), non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5))
+        made = generate_pairs(
+            24, seed, GeneratorSettings(graph_sizes=(7,), non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5)
+        )
         save_pairs(made, tmp_path / name)
         return f"scenario.data.train={tmp_path / name}"
 
@@ -238,7 +250,9 @@ def test_a_run_begins_with_what_was_pretrained(tmp_path: Path) -> None:
         assert not equal(modules(run)[agent], network.state_dict())
     with RunFolder.open(run) as folder:
         written = folder.read_json("pretraining.json")["agents"]
-    assert {agent: {**found, "cached": True} for agent, found in written.items()} == {agent: found.figures for agent, found in made.items()}
+    assert {agent: {**found, "cached": True} for agent, found in written.items()} == {
+        agent: found.figures for agent, found in made.items()
+    }
 
 
 def test_a_resumed_run_needs_no_pretraining(tmp_path: Path) -> None:

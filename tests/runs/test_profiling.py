@@ -28,7 +28,8 @@ def recorded(folder: Path, first: int) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("phases", "start", "number", "expected"), [((1, 1, 2), 0, 7, {3, 4}), ((0, 1, 1), 40, 3, {42}), ((1, 0, 5), 0, 3, {2, 3})]
+    ("phases", "start", "number", "expected"),
+    [((1, 1, 2), 0, 7, {3, 4}), ((0, 1, 1), 40, 3, {42}), ((1, 0, 5), 0, 3, {2, 3})],
 )
 def test_only_the_active_iterations_are_in_the_trace(
     tmp_path: Path, phases: tuple[int, int, int], start: int, number: int, expected: set[int]
@@ -37,7 +38,10 @@ def test_only_the_active_iterations_are_in_the_trace(
     wait, warmup, active = phases
     iterations(ProfilingSettings(enabled=True, wait=wait, warmup=warmup, active=active), tmp_path, number, start)
     assert recorded(tmp_path, min(expected)) == {f"iteration {iteration}" for iteration in expected}
-    assert {path.name for path in (tmp_path / "profile").iterdir()} == {f"trace-{min(expected):06d}.json.gz", "table.txt"}
+    assert {path.name for path in (tmp_path / "profile").iterdir()} == {
+        f"trace-{min(expected):06d}.json.gz",
+        "table.txt",
+    }
 
 
 def test_a_run_that_does_not_profile_loads_no_profiler_and_writes_nothing(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ sys.addaudithook(watch)
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """All that a run leaves behind but for what depends on the clock; tensors as lists, so that == compares them bit by bit."""
+    """All that a run leaves behind but for what depends on the clock; tensors as lists, so that == compares them bit by
+    bit."""
     with RunFolder.open(path) as folder:
         found = load_checkpoint(folder.checkpoints)
         return {
@@ -77,7 +78,8 @@ def plain(value: Any) -> Any:
 @pytest.mark.crash
 @pytest.mark.timeout(900)
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """At least 10 kills: at any time from the start of the process on, during training, and between any two accesses to the run folder."""
+    """At least 10 kills: at any time from the start of the process on, during training, and between any two accesses to
+    the run folder."""
     config = write_small(tmp_path / "small.yaml", *LONG)
     plans = [
         [("start", 6.0), ("row", 0.5), ("file", 150), ("row", 0.5), ("start", 6.0)],
@@ -120,10 +122,18 @@ def launch(config: Path, run: Path, kind: str, most: float, drawn: random.Random
     begun = (run / "config.yaml").exists()
     arguments = ["resume", run, "--quiet"] if begun else ["train", config, "--run-dir", run, "--quiet"]
     shot = {"file": str(run), "end": "evaluation.json" if drawn.random() < 0.5 else "curves"}.get(kind)
-    aim = {"SHOT_AFTER": str(drawn.randint(1, int(most) if shot != "evaluation.json" else 3)), "SHOT_WHERE": shot} if shot else {}
+    aim = (
+        {"SHOT_AFTER": str(drawn.randint(1, int(most) if shot != "evaluation.json" else 3)), "SHOT_WHERE": shot}
+        if shot
+        else {}
+    )
     code = SHOT if shot else ""
     return subprocess.Popen(
-        command(arguments, code), env={**environment(), **aim}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command(arguments, code),
+        env={**environment(), **aim},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -149,7 +159,8 @@ def sizes(path: Path, process: subprocess.Popen[str]) -> Iterator[tuple[int, int
         time.sleep(0.002)
 
 
-# ------------------------------------------------------------------------------------------------------- resume in general
+# ------------------------------------------------------------------------------------------------------- resume in
+# general
 
 
 @pytest.mark.crash
@@ -157,7 +168,10 @@ def test_a_run_that_is_killed_while_it_writes_a_checkpoint_goes_on(finished: Pat
     config, run = write_small(tmp_path / "small.yaml", *SHORT), tmp_path / "run"
     aim = {"SHOT_AFTER": "3", "SHOT_WHERE": "000006"}
     done = subprocess.run(
-        command(["train", config, "--run-dir", run, "--quiet"], SHOT), env={**environment(), **aim}, capture_output=True, timeout=240
+        command(["train", config, "--run-dir", run, "--quiet"], SHOT),
+        env={**environment(), **aim},
+        capture_output=True,
+        timeout=240,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert load_checkpoint(run / "checkpoints").iteration == 3
@@ -185,7 +199,9 @@ def cut_back(run: Path, iteration: int) -> None:
         (run / name).unlink()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    finished: Path, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     torn = run / "checkpoints" / "000009" / "training.pt"
     torn.write_bytes(torn.read_bytes()[:-100])
     resume_experiment(run)
@@ -197,7 +213,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path
     assert outcome(run) == outcome(finished)
 
 
-def test_a_run_that_has_lost_all_checkpoints_says_that_it_begins_anew(finished: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_lost_all_checkpoints_says_that_it_begins_anew(
+    finished: Path, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     cut_back(run, 0)
     (run / "run.json").unlink()  # where it stands that the run is finished
     resume_experiment(run)
@@ -236,7 +254,12 @@ def test_rows_that_are_lost_are_marked(finished: Path, run: Path, capfd: pytest.
         cut_back(run, 6)
     metrics = run / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines(keepends=True)
-    kept = {"a torn row": [*lines[:5], lines[5][:-40]], "three rows": lines[:3], "nothing": [], "a finished run": [lines[0], *lines[2:]]}
+    kept = {
+        "a torn row": [*lines[:5], lines[5][:-40]],
+        "three rows": lines[:3],
+        "nothing": [],
+        "a finished run": [lines[0], *lines[2:]],
+    }
     metrics.write_bytes(b"".join(kept[left]))
     if left == "nothing":
         metrics.unlink()
@@ -244,7 +267,10 @@ def test_rows_that_are_lost_are_marked(finished: Path, run: Path, capfd: pytest.
     resume_as(load_config(run), run)
     (said,) = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
     assert f"{len(lost)} rows before the checkpoint are lost" in said
-    expected = [{"iteration": n, "missing": True} if (n := row["iteration"]) in lost else row for row in outcome(finished)["metrics"]]
+    expected = [
+        {"iteration": n, "missing": True} if (n := row["iteration"]) in lost else row
+        for row in outcome(finished)["metrics"]
+    ]
     assert outcome(run)["metrics"] == expected
     assert (run / "report.html").is_file()
 
@@ -263,7 +289,9 @@ def test_a_signal_ends_a_run_after_the_iteration_that_it_came_in(
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr(Session, "step", struck)
-        ended = CliRunner().invoke(app, ["train", str(write_small(tmp_path / "small.yaml", *SHORT)), "--run-dir", str(run)])
+        ended = CliRunner().invoke(
+            app, ["train", str(write_small(tmp_path / "small.yaml", *SHORT)), "--run-dir", str(run)]
+        )
     assert ended.exit_code == 128 + signum
     assert ended.stderr.splitlines()[-1].endswith(f"`nip-ray resume {run}` continues it")
     assert max(path.name for path in (run / "checkpoints").iterdir()) == "000005"
@@ -310,7 +338,9 @@ def test_what_takes_longer_than_the_grace_is_done_again(
     resume_experiment(run, quiet=True)
     assert "warning" not in capfd.readouterr().err
     found, expected = outcome(run), outcome(finished)
-    assert all(found[part] == expected[part] for part in ("metrics", "evaluation", "transcripts", "training", "counters"))
+    assert all(
+        found[part] == expected[part] for part in ("metrics", "evaluation", "transcripts", "training", "counters")
+    )
 
 
 def test_an_interrupt_without_a_signal_is_told_by_the_last_signal() -> None:
@@ -344,12 +374,14 @@ def test_whoever_joins_ray_keeps_its_handlers() -> None:
 
 
 LASTING = {
-    "networks": ("train", "message_game.yaml", "--iterations=100000", "--set=play.num_copies=32", "--set=algorithm.minibatch_size=32",
-                 "--set=play.num_env_runners=1", "--run-dir=run"),
+    "networks": ("train", "message_game.yaml", "--iterations=100000", "--set=play.num_copies=32",
+                 "--set=algorithm.minibatch_size=32", "--set=play.num_env_runners=1", "--run-dir=run"),
     "text": ("train", "ei_cv_offline.yaml", "--iterations=1000", "--set=providers={random: {name: dummy}}",
-             "--set=scenario.agents._default.provider=random", "--set=scenario.data.num_train=8", "--set=scenario.data.num_test=4",
+             "--set=scenario.agents._default.provider=random", "--set=scenario.data.num_train=8",
+             "--set=scenario.data.num_test=4",
              "--set=algorithm.format_warmup=0", "--set=algorithm.rollouts_per_iteration=8", "--run-dir=run"),
-    "driver": ("run", "runner_cartpole.yaml", "--set=driver.timesteps=10000000", "--set=experiment.write_interval=500", "--run-dir=run"),
+    "driver": ("run", "runner_cartpole.yaml", "--set=driver.timesteps=10000000", "--set=experiment.write_interval=500",
+               "--run-dir=run"),
     "sweep": ("sweep", "sweep_tiny.yaml", "--set=iterations=100000", "--storage=."),
 }  # fmt: skip
 
@@ -359,7 +391,9 @@ LASTING = {
 def test_sigterm_ends_any_work_within_twenty_seconds(tmp_path: Path, kind: str) -> None:
     verb, config, *more = LASTING[kind]
     arguments = command([verb, ROOT / "tune_configs" / config, *more], "")
-    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     while process.poll() is None and not any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")):
         time.sleep(0.1)
     began = time.monotonic()
@@ -421,7 +455,9 @@ def test_an_annealed_run_keeps_its_length(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_what_changes_over_the_whole_length_is_found_by_what_its_option_means(config: dict[str, Any], key: str | None) -> None:
+def test_what_changes_over_the_whole_length_is_found_by_what_its_option_means(
+    config: dict[str, Any], key: str | None
+) -> None:
     assert next(over_iterations(config_from_dict(config)), None) == key
 
 

@@ -1,4 +1,5 @@
-"""A session continues after what was lost and past what is damaged, with the numbers of one that nothing happened to."""
+"""A session continues after what was lost and past what is damaged, with the numbers of one that nothing happened
+to."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,7 +53,9 @@ def tear(checkpoints: Path) -> Path:
 
 
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_a_restart_goes_on_from_the_newest_undamaged_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str], damaged: int) -> None:
+def test_a_restart_goes_on_from_the_newest_undamaged_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damaged: int
+) -> None:
     with opened(tmp_path / "run") as session:
         for _ in range(3):
             session.step()
@@ -62,7 +65,9 @@ def test_a_restart_goes_on_from_the_newest_undamaged_checkpoint(tmp_path: Path, 
         assert session.iteration == 3 - damaged
         to_the_end(session)
     said = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
-    assert [line.endswith("continuing from iteration 2") and "000003 is damaged" in line for line in said] == [True] * damaged
+    assert [line.endswith("continuing from iteration 2") and "000003 is damaged" in line for line in said] == [
+        True
+    ] * damaged
     assert rows(tmp_path / "run") == calm(tmp_path / "calm")
 
 
@@ -75,8 +80,11 @@ def test_rows_that_were_changed_are_told_of(tmp_path: Path) -> None:
         assert not (session.folder.path / WARNINGS).exists()
         file.write_text(file.read_text().replace('"iteration": 1', '"iteration":  1', 1))
         session.newest()
-        assert "metrics.jsonl: rows of iterations 1 are not as they were" in (session.folder.path / WARNINGS).read_text()
-        file.write_text(file.read_text().replace('"iteration":  1', '"iteration": 2', 1))  # which takes the place of another
+        assert (
+            "metrics.jsonl: rows of iterations 1 are not as they were" in (session.folder.path / WARNINGS).read_text()
+        )
+        # which takes the place of another
+        file.write_text(file.read_text().replace('"iteration":  1', '"iteration": 2', 1))
         (session.folder.path / WARNINGS).unlink()
         session.newest()
         assert "rows of iterations 2 are not as they were" in (session.folder.path / WARNINGS).read_text()
@@ -85,7 +93,9 @@ def test_rows_that_were_changed_are_told_of(tmp_path: Path) -> None:
 def test_a_restart_without_a_checkpoint_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers hear of every iteration once all the same."""
     tracker = Mock()
-    monkeypatch.setitem(TRACKERS, "notes", TrackerKind(lambda settings: True, lambda settings: None, lambda settings, run: tracker))
+    monkeypatch.setitem(
+        TRACKERS, "notes", TrackerKind(lambda settings: True, lambda settings: None, lambda settings, run: tracker)
+    )
     with opened(tmp_path / "run", "checkpoint.interval=100") as session:
         session.step()
         session.restart()

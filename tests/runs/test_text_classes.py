@@ -1,4 +1,5 @@
-"""Language models that name one of three verdicts: prompts, scripted dialogues, a run with its attack, what is refused."""
+"""Language models that name one of three verdicts: prompts, scripted dialogues, a run with its attack, what is
+refused."""
 
 import asyncio
 import json
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.usefixtures("no_plugins")
 
 PLUGIN = str(Path(__file__).resolve().parents[1] / "text" / "three_boxes.py")
 NAMES = ["oak", "ash", "elm"]
-CONSULTANCY: dict[str, Any] = dict(name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4)
+CONSULTANCY: dict[str, Any] = dict(
+    name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4
+)
 
 
 def config(protocol: dict[str, Any], **changes: Any) -> Any:
@@ -46,7 +49,8 @@ def test_a_scenario_keeps_its_promises(name: str) -> None:
 
 
 def test_a_scripted_dialogue() -> None:
-    """Round by round: what is shown names the verdicts, the verifier asks, is answered and decides; who is paid, and what is kept of it."""
+    """Round by round: what is shown names the verdicts, the verifier asks, is answered and decides; who is paid, and
+    what is kept of it."""
     from nip_ray.scenarios.language import language_kind
 
     kind = language_kind(config(CONSULTANCY).scenario)
@@ -55,7 +59,12 @@ def test_a_scripted_dialogue() -> None:
     shown: list[Chat] = []
 
     def script(verdict: str) -> Any:
-        replies = {("prover", 0): "oak!", ("verifier", 1): "ask", ("prover", 2): "oak, really", ("verifier", 3): verdict}
+        replies = {
+            ("prover", 0): "oak!",
+            ("verifier", 1): "ask",
+            ("prover", 2): "oak, really",
+            ("verifier", 3): verdict,
+        }
 
         async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: Any) -> Answer:
             shown.append(chat)
@@ -63,11 +72,17 @@ def test_a_scripted_dialogue() -> None:
 
         return ask
 
-    fooled, right, open_ = (asyncio.run(play_dialogue(scenario, item, 0, script(said))) for said in ("oak", "elm", "ask"))
+    fooled, right, open_ = (
+        asyncio.run(play_dialogue(scenario, item, 0, script(said))) for said in ("oak", "elm", "ask")
+    )
     assert "boxes oak, ash, elm" in shown[1][0]["content"]
     assert "It is in elm. Argue for oak." in shown[0][0]["content"]
     assert [(one.verdict, one.confidence) for one in (fooled, right, open_)] == [(0, 1.0), (2, 1.0), (3, None)]
-    assert [(one.total("prover"), one.total("verifier")) for one in (fooled, right, open_)] == [(1, -1), (0, 1), (0, -1)]
+    assert [(one.total("prover"), one.total("verifier")) for one in (fooled, right, open_)] == [
+        (1, -1),
+        (0, 1),
+        (0, -1),
+    ]
     for one, words in ((fooled, ("oak", False)), (right, ("elm", True)), (open_, ("undecided", False))):
         assert dialogue_from_record(json.loads(json.dumps(dialogue_record(scenario, one))), item) == one
         found = transcript_record(scenario, one)
@@ -76,7 +91,9 @@ def test_a_scripted_dialogue() -> None:
     assert found["verifier/accuracy"] == found["verifier/soundness"] == pytest.approx(1 / 3)
     assert found["verifier/soundness/oak"] == pytest.approx(1 / 3), "undecided is not sound"
     assert "verifier/completeness" not in found, "nobody argued for the right one"
-    assert figures([fooled, right, open_], scenario.protocol)["verifier/confusion/elm=oak"]["estimate"] == pytest.approx(1 / 3)
+    assert figures([fooled, right, open_], scenario.protocol)["verifier/confusion/elm=oak"][
+        "estimate"
+    ] == pytest.approx(1 / 3)
 
 
 def test_a_run_and_its_attack(tmp_path: Path) -> None:
@@ -97,7 +114,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run_experiment(config({**CONSULTANCY, "verdicts": [*NAMES, "yew"]}), tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match="'boxes' has the labels 2, but 'nip' has two verdicts"):
         run_experiment(config(dict(name="nip")), tmp_path / "two", quiet=True)
-    code = config(dict(name="debate", verdicts=NAMES), scenario={"name": "code_validation", "agents": {"_default": {"provider": "nobody"}}})
+    code = config(
+        dict(name="debate", verdicts=NAMES),
+        scenario={"name": "code_validation", "agents": {"_default": {"provider": "nobody"}}},
+    )
     with pytest.raises(UserError, match=r"protocol.verdicts: got 3, but code_validation has two labels"):
         check(code)
     scenario_class = type(_built())

@@ -1,4 +1,5 @@
-"""Runs of language agents: where dialogues are held, Tune, base runs, judges, the command line, and what is refused at the start."""
+"""Runs of language agents: where dialogues are held, Tune, base runs, judges, the command line, and what is refused at
+the start."""
 
 import json
 import math
@@ -71,7 +72,9 @@ def test_talkers_hold_the_same_dialogues(tmp_path: Path, ray_session: None) -> N
 
 def test_talkers_share_budget_and_records(tmp_path: Path, ray_session: None) -> None:
     """Over HTTP by two actors: the books agree, and the dialogues are those of a single process."""
-    data = config(tmp_path, {"name": "malt", "rollouts_per_iteration": 12, "num_test_items": 6}, iterations=1, budget={"usd": 5})
+    data = config(
+        tmp_path, {"name": "malt", "rollouts_per_iteration": 12, "num_test_items": 6}, iterations=1, budget={"usd": 5}
+    )
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
         run_dir = played(tmp_path, {**data, "talk": {"num_talkers": 2, "num_cpus_per_talker": 0.5, "max_in_flight": 8}})
@@ -123,7 +126,11 @@ def test_a_run_can_start_from_another_and_test_it_again(tmp_path: Path) -> None:
 
 def test_agents_of_one_group_share_a_model_and_its_fine_tuning_set(tmp_path: Path) -> None:
     data = dummy(tmp_path, "debate", iterations=3)
-    data["scenario"]["agents"] = {"_default": ALONE, "prover0": {**ALONE, "group": "experts"}, "prover1": {**ALONE, "group": "experts"}}
+    data["scenario"]["agents"] = {
+        "_default": ALONE,
+        "prover0": {**ALONE, "group": "experts"},
+        "prover1": {**ALONE, "group": "experts"},
+    }
     data["algorithm"]["fine_tune_on_all_previous_rollouts"] = True
     with RunFolder.open(played(tmp_path, data)) as folder:
         state, rows = load_state(folder), folder.metrics()
@@ -186,8 +193,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert len(lines) == len({(line["id"], line["mode"], number) for number, line in enumerate(lines)}) > 0
     right = sum(line["correct"] for line in lines) / len(lines)
     assert right == pytest.approx(json.loads(evaluated.stdout)["eval_sampled/verifier/accuracy"])
-    assert all(line["correct"] == (line["label"] == line["verdict"]) and line["rounds"] > 0 and line["returns"] for line in lines)
-    shown = runner.invoke(app, ["judge", str(run_dir), "--judges", "verifier_format_conformance", "--dry-run", "--json"])
+    assert all(
+        line["correct"] == (line["label"] == line["verdict"]) and line["rounds"] > 0 and line["returns"]
+        for line in lines
+    )
+    shown = runner.invoke(
+        app, ["judge", str(run_dir), "--judges", "verifier_format_conformance", "--dry-run", "--json"]
+    )
     assert json.loads(shown.stdout)["calls"] == 0
 
 
@@ -210,7 +222,15 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
     [
         ({"budget__usd": 0.0}, "budget.usd"),
         ({"scenario__agents": {"verifier": {"provider": "nowhere"}, "_default": ALONE}}, "verifier.provider"),
-        ({"scenario__agents": {"_default": {**ALONE, "group": "all"}, "prover": {**ALONE, "group": "all", "frozen": True}}}, "frozen"),
+        (
+            {
+                "scenario__agents": {
+                    "_default": {**ALONE, "group": "all"},
+                    "prover": {**ALONE, "group": "all", "frozen": True},
+                }
+            },
+            "frozen",
+        ),
         ({"scenario__agents": {"_default": {**ALONE, "frozen": True}}}, "nobody learns"),
         ({"scenario__prompts": "/no/such/folder"}, "scenario.prompts"),
         ({"scenario__data__train": "/no/such.jsonl"}, "scenario.data.train"),
@@ -219,9 +239,18 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
         ({"protocol": {"name": "nip", "zero_knowledge": True}}, "zero_knowledge"),
         ({"algorithm": {"name": "malt", "num_responses": 9}, "protocol": {"name": "nip"}}, "num_responses"),
         ({"algorithm": {"name": "malt", "warmup_agents": ["verifier"]}}, "warmup_agents: format_warmup is 0"),
-        ({"algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["provr"]}}, "warmup_agents: no agent 'provr' of nip, did"),
-        ({"algorithm": {"name": "malt", "test_scheme": "none", "test_while_fine_tuning": True}}, "test_while_fine_tuning: test_scheme"),
-        ({"algorithm": {"name": "malt", "guess_replacement_rate": 0.2}}, "guess_replacement_rate: got 0.2, but malt learns from pairs"),
+        (
+            {"algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["provr"]}},
+            "warmup_agents: no agent 'provr' of nip, did",
+        ),
+        (
+            {"algorithm": {"name": "malt", "test_scheme": "none", "test_while_fine_tuning": True}},
+            "test_while_fine_tuning: test_scheme",
+        ),
+        (
+            {"algorithm": {"name": "malt", "guess_replacement_rate": 0.2}},
+            "guess_replacement_rate: got 0.2, but malt learns from pairs",
+        ),
         (
             {"algorithm": {"name": "malt", "reward_threshold": math.nan}},
             "algorithm.reward_threshold: got nan, expected finite number or null",
@@ -230,27 +259,59 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
             {"algorithm": {"fine_tuning": {"learning_rate": math.inf}}},
             "algorithm.fine_tuning.learning_rate: got inf, expected finite number > 0",
         ),
-        ({"algorithm": {"fine_tuning": {"learning_rate": 1, "learning_rate_multiplier": 1}}}, "fine_tuning.learning_rate_multiplier: l"),
+        (
+            {"algorithm": {"fine_tuning": {"learning_rate": 1, "learning_rate_multiplier": 1}}},
+            "fine_tuning.learning_rate_multiplier: l",
+        ),
         ({"algorithm": {"fine_tuning": {"beta": 1}}}, "algorithm.fine_tuning.beta: is for preferences"),
-        ({"algorithm": {"format_warmup": 1, "format_warmup_tuning": {"beta": 1}}}, "format_warmup_tuning.beta: not for the warm-up"),
+        (
+            {"algorithm": {"format_warmup": 1, "format_warmup_tuning": {"beta": 1}}},
+            "format_warmup_tuning.beta: not for the warm-up",
+        ),
         ({"algorithm": {"sample_size_factor": 1}}, "algorithm.sample_size_factor: is not for selection threshold"),
-        ({"algorithm": {"selection": "weighted_sampling", "reward_threshold": 1}}, "reward_threshold: is not for selection weighted"),
+        (
+            {"algorithm": {"selection": "weighted_sampling", "reward_threshold": 1}},
+            "reward_threshold: is not for selection weighted",
+        ),
         ({"base_run": {"run_dir": "/no/run"}}, "base_run.run_dir"),
-        ({"scenario__agents": {"_default": {"provider": "l", "model": "/no/model"}}, "providers": {"l": {"name": "local"}}}, "model"),
+        (
+            {
+                "scenario__agents": {"_default": {"provider": "l", "model": "/no/model"}},
+                "providers": {"l": {"name": "local"}},
+            },
+            "model",
+        ),
         ({**HOSTED, "providers": {"o": {"name": "openai", "fine_tuning": False}}}, "frozen"),
         ({**HOSTED, "providers": {"o": {"name": "openai"}}, "budget": {"usd": 1}}, "prices"),
         (
-            {**HOSTED, "providers": {"o": {"name": "openai"}}, "algorithm": {"name": "malt", "fine_tuning": {"learning_rate": 1e-4}}},
+            {
+                **HOSTED,
+                "providers": {"o": {"name": "openai"}},
+                "algorithm": {"name": "malt", "fine_tuning": {"learning_rate": 1e-4}},
+            },
             "algorithm.fine_tuning.learning_rate: o takes none",
         ),
         (
-            {**HOSTED, "providers": {"o": {"name": "openai"}}, "algorithm": {"name": "malt", "fine_tuning": {"nll_coefficient": 0.1}}},
+            {
+                **HOSTED,
+                "providers": {"o": {"name": "openai"}},
+                "algorithm": {"name": "malt", "fine_tuning": {"nll_coefficient": 0.1}},
+            },
             "algorithm.fine_tuning.nll_coefficient: o takes none, leave it out",
         ),
-        ({"algorithm": {"fine_tuning": {"nll_coefficient": 1}}}, "algorithm.fine_tuning.nll_coefficient: is for preferences"),
         (
-            {"scenario": {"name": "state_tracking", "agents": {"_default": {**ALONE, "max_tokens": 2}}}, "protocol": {"name": "nip"}},
-            "scenario.agents._default.max_tokens: room for 2 tokens, but prover replies with 15 states, use at least 16",
+            {"algorithm": {"fine_tuning": {"nll_coefficient": 1}}},
+            "algorithm.fine_tuning.nll_coefficient: is for preferences",
+        ),
+        (
+            {
+                "scenario": {"name": "state_tracking", "agents": {"_default": {**ALONE, "max_tokens": 2}}},
+                "protocol": {"name": "nip"},
+            },
+            (
+                "scenario.agents._default.max_tokens: room for 2 tokens, but prover replies with 15 states, use at"
+                " least 16"
+            ),
         ),
     ],
 )
@@ -299,6 +360,8 @@ def test_a_state_with_a_changed_digit_is_damaged(tmp_path: Path) -> None:
         save_state(folder, state)
         assert load_state(folder) == state
         path = folder.path / "state.json"
-        path.write_text(path.read_text().replace(state.run_id, state.run_id[:-1] + ("0" if state.run_id[-1] != "0" else "1")))
+        path.write_text(
+            path.read_text().replace(state.run_id, state.run_id[:-1] + ("0" if state.run_id[-1] != "0" else "1"))
+        )
         with pytest.raises(UserError, match=r"state\.json is damaged: its checksum is another"):
             load_state(folder)

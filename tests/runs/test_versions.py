@@ -47,7 +47,12 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     agents = {"_default": {"provider": "nobody", "model": "none"}}
-    rule = {"name": "expert_iteration", "rollouts_per_iteration": 8, "num_test_items": 2, "fine_tuning": {"min_examples": 1}}
+    rule = {
+        "name": "expert_iteration",
+        "rollouts_per_iteration": 8,
+        "num_test_items": 2,
+        "fine_tuning": {"min_examples": 1},
+    }
     scenario = {"name": "code_validation", "data": {"num_train": 4, "num_test": 2}, "agents": agents}
     config = {"iterations": 2, "protocol": {"name": "adp"}, "scenario": scenario, "algorithm": rule}
     made = config_from_dict({**config, "providers": {"nobody": {"name": "dummy"}}})
@@ -59,7 +64,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def called(run: Path) -> None:
     """One call, recorded: a dummy provider makes none."""
     chat = RecordedChat(Counted(lambda _: ChatReply("Well.", "stop", 3, 2)), run, 0)
-    await chat.complete(ChatRequest(key="k", model="m", agent="prover", messages=[{"role": "user", "content": "Well?"}], max_tokens=5))
+    await chat.complete(
+        ChatRequest(key="k", model="m", agent="prover", messages=[{"role": "user", "content": "Well?"}], max_tokens=5)
+    )
     await chat.close()
 
 
@@ -81,7 +88,9 @@ TEXT: dict[str, Read] = {
     "transcripts/test-000002.jsonl": lambda run: RunFolder.open(run).read_transcripts("test-000002"),
     "state.json": lambda run: load_state(RunFolder.open(run)),
     "items/train.jsonl": lambda run: stored_items(run, CODE),
-    "rollouts/000001.jsonl": lambda run: read_dialogues(run / "rollouts" / "000001.jsonl", {i.id: i for i in items(run)}),
+    "rollouts/000001.jsonl": lambda run: read_dialogues(
+        run / "rollouts" / "000001.jsonl", {i.id: i for i in items(run)}
+    ),
     "calls/000000-0.jsonl": lambda run: list(read_calls(run)),
     "jobs.jsonl": lambda run: read_journal(run / "jobs.jsonl"),
     "dummy-nobody.jsonl": lambda run: read_journal(run / "dummy-nobody.jsonl"),
@@ -102,11 +111,15 @@ def newer(path: Path) -> None:
         return
     *before, last = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     found = json.loads(last)
-    path.write_text("\n".join([*before, json.dumps({**found, "version": found["version"] + 1, "unheard_of": 3})]) + "\n")
+    path.write_text(
+        "\n".join([*before, json.dumps({**found, "version": found["version"] + 1, "unheard_of": 3})]) + "\n"
+    )
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}-{name}" for kind, name in CASES])
-def test_what_a_newer_nip_ray_wrote_is_refused(kind: str, name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_what_a_newer_nip_ray_wrote_is_refused(
+    kind: str, name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     run = Path(shutil.copytree(request.getfixturevalue(kind), tmp_path / "run"))
     read = (NETWORKS if kind == "networks" else TEXT)[name]
     assert read(run) is not None, "as it is, it can be read"
@@ -135,13 +148,21 @@ def test_no_file_is_without_a_version(kind: str, request: pytest.FixtureRequest)
     """But for the state in a checkpoint, whose manifest has one for all its files."""
     run = request.getfixturevalue(kind)
     files = [path for path in run.rglob("*") if path.suffix in (".yaml", ".json", ".jsonl")]
-    bare = {str(path.relative_to(run)) for path in files for found in objects(path) if not {"version", "format_version"} & found.keys()}
+    bare = {
+        str(path.relative_to(run))
+        for path in files
+        for found in objects(path)
+        if not {"version", "format_version"} & found.keys()
+    }
     assert len(files) > 5
     assert bare <= {"checkpoints/000002/state.json"}
 
 
 def test_the_version_of_a_config_is_told_before_its_unknown_keys() -> None:
-    for data in ({"format_version": 2, "unheard_of": 1, "seed": "x"}, {"format_version": 2, "scenario": {"name": "unheard_of"}}):
+    for data in (
+        {"format_version": 2, "unheard_of": 1, "seed": "x"},
+        {"format_version": 2, "scenario": {"name": "unheard_of"}},
+    ):
         with pytest.raises(UserError) as caught:
             config_from_dict(data)
         assert str(caught.value) == "format_version: got 2, and this nip_ray knows formats up to 1; use a newer one"

@@ -1,4 +1,5 @@
-"""Pages over many runs and over one that goes on: their data, what they do not give away, and when they are drawn again."""
+"""Pages over many runs and over one that goes on: their data, what they do not give away, and when they are drawn
+again."""
 
 import http.client
 import json
@@ -24,12 +25,26 @@ from nip_ray.storage.folder import lock
 
 def make_run(path: Path, accuracy: float, verdict: str = "accept", seed: int = 0) -> Path:
     (path / "transcripts").mkdir(parents=True)
-    (path / "config.yaml").write_text(f"name: n\nseed: {seed}\niterations: 3\nscenario:\n  name: message_game\n  numbers: [1, 2]\n")
-    rows = [{"iteration": i, "version": 1, "time/iteration_s": 60, "train/verifier/accuracy": accuracy * i} for i in (1, 2, 3)]
+    (path / "config.yaml").write_text(
+        f"name: n\nseed: {seed}\niterations: 3\nscenario:\n  name: message_game\n  numbers: [1, 2]\n"
+    )
+    rows = [
+        {"iteration": i, "version": 1, "time/iteration_s": 60, "train/verifier/accuracy": accuracy * i}
+        for i in (1, 2, 3)
+    ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = [
-        {"instance": i, "label": 1, "length": 1, "verdict": verdict if i == 7 else "accept", "correct": i != 7 or verdict == "accept"}
-        | {"rounds": [{"round": 0, "turns": [{"agent": "verifier", "channel": "m", "message": f"said <b>{i}</b>"}]}], "version": 1}
+        {
+            "instance": i,
+            "label": 1,
+            "length": 1,
+            "verdict": verdict if i == 7 else "accept",
+            "correct": i != 7 or verdict == "accept",
+        }
+        | {
+            "rounds": [{"round": 0, "turns": [{"agent": "verifier", "channel": "m", "message": f"said <b>{i}</b>"}]}],
+            "version": 1,
+        }
         for i in (5, 6, 7)
     ]
     (path / "transcripts" / "000003.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
@@ -74,7 +89,9 @@ def test_transcripts_side_by_side(page: RunsPage) -> None:
     assert "000009.jsonl is missing" in ask(page, "/episodes?run=a&file=000009")
 
 
-@pytest.mark.parametrize("place", ["..", "../secret", "/etc", "a/../../secret", "link", "leaks", "a/transcripts", "%2e%2e/secret", "x\0"])
+@pytest.mark.parametrize(
+    "place", ["..", "../secret", "/etc", "a/../../secret", "link", "leaks", "a/transcripts", "%2e%2e/secret", "x\0"]
+)
 def test_nothing_outside_of_the_folder_can_be_asked_for(tmp_path: Path, place: str) -> None:
     """Whatever is named, and whatever links a run holds."""
     make_run(tmp_path / "runs/a", 0.1)
@@ -117,7 +134,10 @@ def test_many_readers_at_once_wait_their_turn(page: RunsPage) -> None:
 
 
 def line_of(iteration: int) -> str:
-    return json.dumps({"iteration": iteration, "version": 1, "train/verifier/accuracy": 0.5, "train/verifier/return": 0.1}) + "\n"
+    return (
+        json.dumps({"iteration": iteration, "version": 1, "train/verifier/accuracy": 0.5, "train/verifier/return": 0.1})
+        + "\n"
+    )
 
 
 @pytest.fixture
@@ -182,14 +202,18 @@ def test_a_run_goes_on_as_long_as_its_lock_is_held(folder: Path) -> None:
     assert mark() == ended
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example:{port}", "127.0.0.1:{port}@evil"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example:{port}", "127.0.0.1:{port}@evil"]
+)
 def test_another_name_for_this_address_is_refused(server: PageServer, host: str) -> None:
     status, body, _ = get(server, Host=host.format(port=server.server_port))
     assert status == 421
     assert "drawing" not in body
 
 
-@pytest.mark.parametrize("path", ["/secret.txt", "/../secret.txt", "/metrics.jsonl", "/mark/", "/?x", "/%2e%2e/secret.txt"])
+@pytest.mark.parametrize(
+    "path", ["/secret.txt", "/../secret.txt", "/metrics.jsonl", "/mark/", "/?x", "/%2e%2e/secret.txt"]
+)
 def test_no_file_can_be_named_from_outside(server: PageServer, path: str) -> None:
     status, body, _ = get(server, path)
     assert status == 404

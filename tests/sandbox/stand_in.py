@@ -1,5 +1,6 @@
-"""In the place of bwrap, docker and podman, by the name that it is called by: takes exactly the arguments that these take, and runs the
-program without isolating it. An unknown option, a missing value or an unmade file ends it as it ends the real one."""
+"""In the place of bwrap, docker and podman, by the name that it is called by: takes exactly the arguments that these
+take, and runs the program without isolating it. An unknown option, a missing value or an unmade file ends it as it ends
+the real one."""
 
 import csv
 import os
@@ -12,13 +13,24 @@ from pathlib import Path
 
 BWRAP = {
     0: {"--unshare-user", "--unshare-all", "--die-with-parent", "--new-session"},
-    1: {"--uid", "--gid", "--cap-drop", "--hostname", "--proc", "--dev", "--tmpfs", "--size", "--remount-ro", "--chdir"},
+    1: {
+        "--uid",
+        "--gid",
+        "--cap-drop",
+        "--hostname",
+        "--proc",
+        "--dev",
+        "--tmpfs",
+        "--size",
+        "--remount-ro",
+        "--chdir",
+    },
     2: {"--ro-bind"},
 }
 CONTAINER = {
     0: {"--rm", "--interactive", "--read-only", "--init"},
-    1: {"--pull", "--name", "--network", "--cap-drop", "--security-opt", "--user", "--memory", "--memory-swap", "--pids-limit", "--ipc",
-        "--ulimit", "--tmpfs", "--workdir", "--mount", "--env"},
+    1: {"--pull", "--name", "--network", "--cap-drop", "--security-opt", "--user", "--memory", "--memory-swap",
+        "--pids-limit", "--ipc", "--ulimit", "--tmpfs", "--workdir", "--mount", "--env"},
 }  # fmt: skip
 
 

@@ -22,7 +22,9 @@ from nip_ray.settings.sandbox import SandboxSettings
 
 from .idioms import IDIOMS, WRONG
 
-SETTINGS = SandboxSettings(isolation="isolated", wall_s=20.0, memory_mb=300, processes=5, file_mb=2, cpu_s=3, output_kb=10)
+SETTINGS = SandboxSettings(
+    isolation="isolated", wall_s=20.0, memory_mb=300, processes=5, file_mb=2, cpu_s=3, output_kb=10
+)
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
@@ -49,9 +51,15 @@ def test_arguments_of_bwrap() -> None:
     assert command[0] == "/usr/bin/bwrap"
     assert command[-4:] == ["--", "/env/bin/python", "-B", "program.py"]
     assert {"--unshare-user", "--unshare-all", "--die-with-parent", "--new-session"} <= set(command)
-    assert {("--cap-drop", "ALL"), ("--chdir", "/box"), ("--proc", "/proc"), ("--remount-ro", "/dev")} <= set(pairwise(command))
+    assert {("--cap-drop", "ALL"), ("--chdir", "/box"), ("--proc", "/proc"), ("--remount-ro", "/dev")} <= set(
+        pairwise(command)
+    )
     assert not {"--share-net", "--bind", "--dev-bind", "--cap-add"} & set(command), "nothing outside can be written"
-    seen = {where: source for option, source, where in zip(command, command[1:], command[2:], strict=False) if option == "--ro-bind"}
+    seen = {
+        where: source
+        for option, source, where in zip(command, command[1:], command[2:], strict=False)
+        if option == "--ro-bind"
+    }
     assert {where: seen[where] for where in ("/env", "/box/program.py", "/box/a b")} == {
         "/env": "/tmp/f/env",
         "/box/program.py": "/tmp/f/box/program.py",
@@ -93,7 +101,9 @@ def test_arguments_of_a_container() -> None:
 @pytest.mark.parametrize("engine", engines.ENGINES)
 def test_programs_and_their_ends(path: Path, engine: str) -> None:
     put(path, engine)
-    source = "import os\nopen('new', 'w').close()\nprint(input() * 2, sorted(os.listdir()), 'SECRET' in os.environ)\nexit(3)"
+    source = (
+        "import os\nopen('new', 'w').close()\nprint(input() * 2, sorted(os.listdir()), 'SECRET' in os.environ)\nexit(3)"
+    )
     result = run_program(source, "ab\n", SETTINGS, {'da,t"a': b"1"})
     assert result.stdout == """abab ['da,t"a', 'new', 'program.py'] False\n""", result.stderr
     assert (result.status, result.exit_code, result.isolation, result.engine) == ("error", 3, "isolated", engine)
@@ -129,7 +139,10 @@ def test_the_error_where_none_works(path: Path) -> None:
         lambda: run_tests("print(1)", [("", "1")] * 3, SETTINGS),
         lambda: run_calls("def f(): return 1", "f", [[]], SETTINGS),
     ):
-        with pytest.raises(UserError, match=r"isolation: isolated needs bwrap.*No permissions.*docker is not on the PATH.*podman is not"):
+        with pytest.raises(
+            UserError,
+            match=r"isolation: isolated needs bwrap.*No permissions.*docker is not on the PATH.*podman is not",
+        ):
             run()
 
 
@@ -179,9 +192,11 @@ def test_the_real_bwrap(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     attempts = f"""
 import os, socket
 for attempt in (
-    lambda: open({str(tmp_path / "secret")!r}).read(), lambda: open("/etc/passwd").read(), lambda: os.kill({os.getpid()}, 0),
+    lambda: open({str(tmp_path / "secret")!r}).read(), lambda: open("/etc/passwd").read(),
+    lambda: os.kill({os.getpid()}, 0),
     lambda: open("/proc/{os.getpid()}/environ").read(), lambda: open("/new", "w"), lambda: open("/env/new", "w"),
-    lambda: open(os.__file__, "a"), lambda: open("program.py", "a"), lambda: socket.create_connection(("1.1.1.1", 53), 1),
+    lambda: open(os.__file__, "a"), lambda: open("program.py", "a"),
+    lambda: socket.create_connection(("1.1.1.1", 53), 1),
     lambda: os.setuid(0), lambda: os.mount,
 ):
     try: print("HARM", attempt())

@@ -1,4 +1,5 @@
-"""`run_program` at the level `trusted`: what comes back, how it is cut, timed and cancelled, and what does not get in."""
+"""`run_program` at the level `trusted`: what comes back, how it is cut, timed and cancelled, and what does not get
+in."""
 
 import asyncio
 import os
@@ -24,7 +25,9 @@ def limited(**changes: object) -> SandboxSettings:
 
 
 def test_a_program_reads_writes_and_ends() -> None:
-    result = run_program("import sys\nprint(sys.stdin.read().upper(), end='')\nprint('é', file=sys.stderr)", "straße\nzwei", SETTINGS)
+    result = run_program(
+        "import sys\nprint(sys.stdin.read().upper(), end='')\nprint('é', file=sys.stderr)", "straße\nzwei", SETTINGS
+    )
     assert (result.status, result.exit_code, result.stdout, result.stderr) == ("ok", 0, "STRASSE\nZWEI", "é\n")
     assert 0 < result.wall_s < 30
     assert (result.isolation, result.engine, result.reason) == ("trusted", "", "")
@@ -86,12 +89,22 @@ def test_output_is_cut() -> None:
 @pytest.mark.parametrize(
     ("reason", "program", "limits"),
     [
-        ("processes", "import os\nfor _ in range(30):\n    if os.fork() == 0: break\ntime.sleep(60)", {"processes": 10}),
-        ("processes", "import threading\nfor _ in range(30): threading.Thread(target=time.sleep, args=(60,)).start()", {"processes": 10}),
+        (
+            "processes",
+            "import os\nfor _ in range(30):\n    if os.fork() == 0: break\ntime.sleep(60)",
+            {"processes": 10},
+        ),
+        (
+            "processes",
+            "import threading\nfor _ in range(30): threading.Thread(target=time.sleep, args=(60,)).start()",
+            {"processes": 10},
+        ),
         (
             "memory",
-            "import os\nfor _ in range(6):\n    if os.fork() == 0: break\nx = bytearray(50 << 20)\n"
-            "for at in range(0, len(x), 4096): x[at] = 1\ntime.sleep(60)",
+            (
+                "import os\nfor _ in range(6):\n    if os.fork() == 0: break\nx = bytearray(50 << 20)\n"
+                "for at in range(0, len(x), 4096): x[at] = 1\ntime.sleep(60)"
+            ),
             {"memory_mb": 100},
         ),
         ("disk", "for n in range(9): open(str(n), 'wb').write(b'x' * (1 << 20))\ntime.sleep(60)", {"file_mb": 1}),
@@ -129,7 +142,9 @@ def test_descriptors_and_folders_are_given_back(tmp_path: Path, monkeypatch: pyt
 def test_what_a_program_starts_ends_with_it() -> None:
     program = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nprint(child.pid)"
     for source, status in ((program, "ok"), (f"{program}\nchild.wait()", "timeout")):
-        result = run_program(source.replace("print(", "print(flush=True, *[").replace("pid)", "pid])"), settings=limited(wall_s=1.0))
+        result = run_program(
+            source.replace("print(", "print(flush=True, *[").replace("pid)", "pid])"), settings=limited(wall_s=1.0)
+        )
         assert result.status == status
         _wait_for_end(int(result.stdout))
 
@@ -147,8 +162,10 @@ def test_nothing_of_ours_is_handed_down(monkeypatch: pytest.MonkeyPatch) -> None
     os.set_inheritable(kept, True)
     program = """
 import os, sys
-print(sorted(os.environ), [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}")])
-print("canary" in open(f"/proc/{os.getppid()}/environ").read(), [n for n in ("numpy", "torch", "nip_ray") if n in sys.modules])
+files = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and os.path.exists(f"/proc/self/fd/{fd}")]
+print(sorted(os.environ), files)
+loaded = [n for n in ("numpy", "torch", "nip_ray") if n in sys.modules]
+print("canary" in open(f"/proc/{os.getppid()}/environ").read(), loaded)
 for name in ("numpy", "torch", "nip_ray"):
     try: __import__(name)
     except ImportError: continue

@@ -31,7 +31,10 @@ def test_outputs_may_be_as_long_as_what_is_expected() -> None:
 
 @pytest.mark.parametrize("isolate_tests", [False, True])
 def test_verdicts(isolate_tests: bool) -> None:
-    solution = "n = int(input())\nif n == 2: n = 7\nif n == 3: 1 / 0\nif n == 4: raise SystemExit(0)\nprint(n * n, ' ')\nprint()"
+    solution = (
+        "n = int(input())\nif n == 2: n = 7\nif n == 3: 1 / 0\nif n == 4: raise SystemExit(0)\nprint(n * n, '"
+        " ')\nprint()"
+    )
     report = run_tests(solution, SQUARES, SETTINGS, isolate_tests)
     assert report.statuses == ("passed", "passed", "failed", "crashed", "failed", "passed")
     assert (report.passed, report.failed, report.crashed, report.timed_out) == (3, 2, 1, 0)
@@ -57,7 +60,10 @@ print(n * n)
 
 def test_lines_end_at_a_newline_only() -> None:
     solution = 'print(input() + "\\x0b2\\x1c3\\u20284 \\t")\nprint("5")\nprint()'
-    assert run_tests(solution, [("1", "1\n2\n3\n4\n5"), ("1", "1\x0b2\x1c3\u20284\n5\n")], SETTINGS).statuses == ("failed", "passed")
+    assert run_tests(solution, [("1", "1\n2\n3\n4\n5"), ("1", "1\x0b2\x1c3\u20284\n5\n")], SETTINGS).statuses == (
+        "failed",
+        "passed",
+    )
 
 
 def test_long_input_and_programs_that_do_not_read_it() -> None:
@@ -68,13 +74,15 @@ def test_long_input_and_programs_that_do_not_read_it() -> None:
 
 
 FORGERIES = {
-    "frames": """
+    "frames": (
+        """
 import os
 for handle in range(64):
     for text in (b'[null, 0, "0"]\\n', b'\\n[null, 0, "0"]\\n' * 6):
         try: os.write(handle, text)
         except OSError: pass
-""",
+"""
+    ),
     "equal to everything": "class Same(str):\n    def __eq__(self, other): return True\nprint(Same('anything'))",
 }
 
@@ -88,8 +96,8 @@ def test_verdicts_cannot_be_forged(name: str) -> None:
 
 def test_expected_outputs_are_not_in_the_sandbox() -> None:
     solution = (
-        "import gc\nbackwards = 'ereh-keep'\n"
-        "print(any(backwards[::-1] in repr(thing) for thing in gc.get_objects() if isinstance(thing, (list, dict, tuple, set))))"
+        "import gc\nbackwards = 'ereh-keep'\nprint(any(backwards[::-1] in repr(thing) for thing in gc.get_objects() if"
+        " isinstance(thing, (list, dict, tuple, set))))"
     )
     report = run_tests(solution, [("1", "peek-here"), ("", "False")], SETTINGS)
     assert report.statuses == ("failed", "passed")
@@ -140,7 +148,9 @@ def f(n):
     assert run_calls(solution, "f", [[1], [2]], SETTINGS) == [("value", 3), ("value", 4)]
 
 
-@pytest.mark.parametrize("answer", ["[" * 50_000, "9" * 10_000, '["error", 5]', '["value"]', "{}", '["other", 1]', "\\xff"])
+@pytest.mark.parametrize(
+    "answer", ["[" * 50_000, "9" * 10_000, '["error", 5]', '["value"]', "{}", '["other", 1]', "\\xff"]
+)
 def test_answers_of_a_solution_that_writes_its_own(answer: str) -> None:
     solution = f"""
 import os

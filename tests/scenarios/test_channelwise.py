@@ -1,4 +1,5 @@
-"""Channels encoded apart: nip's agent is contained exactly, what is said elsewhere does not matter to a closed gate, gates learn."""
+"""Channels encoded apart: nip's agent is contained exactly, what is said elsewhere does not matter to a closed gate,
+gates learn."""
 
 from typing import Any
 
@@ -31,7 +32,9 @@ def seen(scenario: Scenario, agent: str, seed: int = 0) -> dict[str, Tensor]:
     return own_rows(scenario, rollout_of(scenario, random_twin(scenario), 12, seed), agent).obs
 
 
-def nip_agent_in(scenario: Scenario, agent: str, twin: Scenario, role: str, channel: str) -> tuple[Channelwise, torch.nn.Module]:
+def nip_agent_in(
+    scenario: Scenario, agent: str, twin: Scenario, role: str, channel: str
+) -> tuple[Channelwise, torch.nn.Module]:
     """An agent with nip's weights whose gates are open to one channel alone, and nip's."""
     network, original = scenario.build_agent(agent, 0).eval(), twin.build_agent(role, 1).eval()
     assert isinstance(network, Channelwise)
@@ -64,14 +67,21 @@ def test_debate_and_mnip_contain_nip(task: str, options: dict[str, int]) -> None
             if policy.decision is not None:
                 assert torch.allclose(policy.decision, same_policy.decision, atol=1e-5)
             if policy.linear is not None:
-                assert torch.allclose(policy.linear[:, written * width : (written + 1) * width], same_policy.linear, atol=1e-5)
+                assert torch.allclose(
+                    policy.linear[:, written * width : (written + 1) * width], same_policy.linear, atol=1e-5
+                )
 
 
 def only(whole: dict[str, Tensor], network: Channelwise, channel: str, scenario: Scenario) -> dict[str, Tensor]:
     """What nip's agent would have seen: the messages of one channel, cut out by hand."""
     place = network.seat.reads.index(scenario.protocol.channels.index(channel))
     written = network.seat.writes.index(scenario.protocol.channels.index(channel))
-    rounds, reads, width, axis = network.seat.rounds, len(network.seat.reads), scenario.message_size, network.inside.history_axis
+    rounds, reads, width, axis = (
+        network.seat.rounds,
+        len(network.seat.reads),
+        scenario.message_size,
+        network.inside.history_axis,
+    )
     found = dict(whole)
     features = [(r * reads + place) * width + m for r in range(rounds) for m in range(width)]
     found["history"] = whole["history"].index_select(axis, torch.tensor(features))
@@ -152,7 +162,8 @@ def test_each_distinct_row_is_looked_at_once(task: str) -> None:
 
 @pytest.mark.parametrize("task", ["graphs", "images"])
 def test_who_answers_second_still_sees_its_question(task: str) -> None:
-    """In debate in turns prover1's channel is silent in the round before its answer; published, its question is gone then."""
+    """In debate in turns prover1's channel is silent in the round before its answer; published, its question is gone
+    then."""
     for channels, sees in (("apart", True), ("together", False)):
         made = build("debate", max_rounds=4, sequential=True, prover0_first=True)
         if task == "graphs":

@@ -45,14 +45,19 @@ def test_what_ships_passes(protocol: Protocol, settings: Any) -> None:
     check_language_scenario(settings, protocol)
 
 
-@pytest.mark.parametrize("protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "consultancy", "judge_panel", "solo_verifier"])
+@pytest.mark.parametrize(
+    "protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "consultancy", "judge_panel", "solo_verifier"]
+)
 def test_the_example_passes(protocol: str, claim: Any) -> None:
     check_language_scenario(claim, build(protocol))
 
 
 def first_line(text: str) -> Any:
     """A chat that begins with this message's content changed."""
-    return lambda chat, dialogue, agent: [{**chat[0], "content": text.format(chat=chat[0]["content"], dialogue=dialogue)}, *chat[1:]]
+    return lambda chat, dialogue, agent: [
+        {**chat[0], "content": text.format(chat=chat[0]["content"], dialogue=dialogue)},
+        *chat[1:],
+    ]
 
 
 COUNT = iter(range(10**6))
@@ -62,8 +67,14 @@ COUNT = iter(range(10**6))
     ("chat", "said"),
     [
         (first_line("{chat} {dialogue.item.y}"), "tells the label to one who is to find it out"),
-        (lambda chat, dialogue, agent: [{**chat[0], "content": f"{next(COUNT)}"}, *chat[1:]], "another chat when it is asked again"),
-        (lambda chat, dialogue, agent: [*chat, *({"role": "user", "content": t[0].raw} for t in dialogue.rounds)], "others' raw replies"),
+        (
+            lambda chat, dialogue, agent: [{**chat[0], "content": f"{next(COUNT)}"}, *chat[1:]],
+            "another chat when it is asked again",
+        ),
+        (
+            lambda chat, dialogue, agent: [*chat, *({"role": "user", "content": t[0].raw} for t in dialogue.rounds)],
+            "others' raw replies",
+        ),
         (lambda chat, dialogue, agent: [{"role": "assistant", "content": "Hm."}, *chat], "begins with the assistant"),
         (lambda chat, dialogue, agent: [*chat, {"role": "user", "content": ""}], "none empty"),
         (lambda chat, dialogue, agent: None, "must be a list of messages"),
@@ -88,13 +99,19 @@ def test_chats_that_break_a_promise(chat: Any, said: str, claim: Any, monkeypatc
         ("parse", lambda made, reply: made() if reply else {}["x"], "parse raises KeyError for the reply ''"),
         ("parse", lambda made, reply: None, "parse gives None for a reply of 'verifier'"),
         ("invent", lambda made, seed: 3, r"invent\('verifier'\) gives 3"),
-        ("parse", lambda made, reply: replace(made(), decision=2), r"parse reads verdict_text\(0\), 'reject', as decision 2"),
+        (
+            "parse",
+            lambda made, reply: replace(made(), decision=2),
+            r"parse reads verdict_text\(0\), 'reject', as decision 2",
+        ),
         ("invent", lambda made, seed: "reject", "invent makes the same reply of 'verifier' every time"),
         ("invent", lambda made, seed: "perhaps", "parse refuses what invent made for 'verifier'"),
         ("invent", lambda made, seed: f"ask: {next(COUNT)}", "depends on more than its arguments"),
     ],
 )
-def test_replies_that_break_a_promise(method: str, change: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_that_break_a_promise(
+    method: str, change: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = LANGUAGE_SCENARIOS["arithmetic_claim"]
 
     def changed(self: Any, dialogue: Dialogue, agent: str, given: Any) -> Any:
@@ -113,7 +130,10 @@ def test_replies_that_break_a_promise(method: str, change: Any, said: str, claim
         (lambda items, n: {"train": items["train"]}, "must give items for train and test"),
         (lambda items, n: {**items, "train": items["test"]}, "4 items stand in train and in test"),
         (lambda items, n: {**items, "test": items["test"][1::2]}, "the test items all have one label"),
-        (lambda items, n: {**items, "train": [replace(item, id=7) for item in items["train"]]}, "the ids of train items"),
+        (
+            lambda items, n: {**items, "train": [replace(item, id=7) for item in items["train"]]},
+            "the ids of train items",
+        ),
         (lambda items, n: {**items, "train": items["train"][n % 2 :]}, "other items when it is asked again"),
     ],
 )

@@ -53,5 +53,7 @@ assert out[0]["generated_text"][-1]["role"] == "assistant"
 assert not any(name.startswith("nip_ray") for name in sys.modules)
 """
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-I", "-c", source], env=env, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", source], env=env, capture_output=True, text=True, timeout=250, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]

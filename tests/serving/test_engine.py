@@ -1,4 +1,5 @@
-"""The engine against plain transformers, one reply at a time; and that neighbours, arrivals and departures change nothing."""
+"""The engine against plain transformers, one reply at a time; and that neighbours, arrivals and departures change
+nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -47,16 +48,21 @@ def with_logprobs(model: torch.nn.Module, wanted: GenerationRequest) -> tuple[li
     return tokens[len(wanted.prompt) :], logprobs
 
 
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.5}], ids=["plain", "greedy", "nucleus"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.5}], ids=["plain", "greedy", "nucleus"]
+)
 def test_replies_are_those_of_transformers(engine: Engine, default_dir: Path, changes: dict[str, float]) -> None:
-    """Ten requests and two with the prompt of the last through four slots: they wait, join, leave, and reuse one another's beginnings."""
+    """Ten requests and two with the prompt of the last through four slots: they wait, join, leave, and reuse one
+    another's beginnings."""
     model = load_model(default_dir)
     wanted = [request(number, max_tokens=5 + number % 7, **changes) for number in range(10)]
     wanted += [replace(wanted[-1], seed=seed) for seed in (30, 31)]
     made = engine.generate(wanted)
     expected = [with_logprobs(model, one) for one in wanted]
     assert [reply.tokens for reply in made] == [tokens for tokens, _ in expected]
-    assert all(reply.logprobs == pytest.approx(logprobs, abs=1e-5) for reply, (_, logprobs) in zip(made, expected, strict=True))
+    assert all(
+        reply.logprobs == pytest.approx(logprobs, abs=1e-5) for reply, (_, logprobs) in zip(made, expected, strict=True)
+    )
     assert [reply.prompt_tokens for reply in made] == [len(one.prompt) for one in wanted]
     assert all(reply.finish_reason == ("stop" if reply.tokens[-1] == 1 else "length") for reply in made)
 
@@ -80,7 +86,9 @@ def test_a_beginning_is_computed_once(default_dir: Path, monkeypatch: pytest.Mon
     with Engine(default_dir, max_batch_size=2) as small:
         computed: list[int] = []
         forward = small.batch._forward
-        monkeypatch.setattr(small.batch, "_forward", lambda ids, *rest: computed.append(ids.shape[1]) or forward(ids, *rest))
+        monkeypatch.setattr(
+            small.batch, "_forward", lambda ids, *rest: computed.append(ids.shape[1]) or forward(ids, *rest)
+        )
         prompt = list(range(50, 250))
         first = small.generate([GenerationRequest(prompt, 1)])[0]
         second = small.generate([GenerationRequest(prompt, 1)])[0]
@@ -125,12 +133,19 @@ def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch
 
 @pytest.mark.parametrize("family", ["GPT2", "Qwen3", "GPTNeoX"])
 def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Path, family: str) -> None:
-    """Learned positions, normed keys, parallel blocks: the slots, and rows that branch in learning, know nothing of them."""
+    """Learned positions, normed keys, parallel blocks: the slots, and rows that branch in learning, know nothing of
+    them."""
     import shutil
 
     import transformers
 
-    common = {"vocab_size": 2048, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    common = {
+        "vocab_size": 2048,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     if family == "GPT2":
         common = {"vocab_size": 2048, "n_embd": 32, "n_layer": 2, "n_head": 4}
     if family == "Qwen3":
@@ -151,7 +166,8 @@ def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Pat
 
 
 def test_slots_move_what_is_wanted_and_lose_no_more_than_they_must() -> None:
-    """Against copies by hand, for random wishes: every wanted slot has its tokens' keys, and whoever is not asked stays."""
+    """Against copies by hand, for random wishes: every wanted slot has its tokens' keys, and whoever is not asked
+    stays."""
     source = Random(5)
     for _ in range(200):
         slots = Slots(6, 64)
@@ -162,7 +178,10 @@ def test_slots_move_what_is_wanted_and_lose_no_more_than_they_must() -> None:
         for slot in range(6):
             slots.hold(slot, list(held[slot]))
         first = source.randrange(3)
-        wanted = [(slot, source.randrange(len(held[slot]) + 1)) for slot in source.choices(range(6), k=source.randrange(1, 7 - first))]
+        wanted = [
+            (slot, source.randrange(len(held[slot]) + 1))
+            for slot in source.choices(range(6), k=source.randrange(1, 7 - first))
+        ]
         slots.bring(first, wanted)
         expected = held[:first] + [held[slot][:length] for slot, length in wanted]
         assert slots.tokens[: len(expected)] == expected

@@ -36,7 +36,9 @@ def scores(model_dir: Path, held_out: list) -> tuple[float, float]:
     return mean(right), mean(a - b for a, b in zip(right, wrong))
 
 
-def check_learning(method: Method, adaptation: str, seed: int, base: Path, out: Path, count: int = 160, epochs: int = 6) -> None:
+def check_learning(
+    method: Method, adaptation: str, seed: int, base: Path, out: Path, count: int = 160, epochs: int = 6
+) -> None:
     """Trained on chats with a rule: what happens on 40 chats never seen."""
     rate = 3e-3 if adaptation == "full" else 1e-2
     recipe_ = Recipe(method, seed, num_epochs=epochs, learning_rate=rate, provider=LocalProvider(method=adaptation))
@@ -63,7 +65,9 @@ def test_learning(method: Method, adaptation: str, seed: int, default_dir: Path,
     check_learning(method, adaptation, seed, default_dir, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("method", "adaptation"), [pytest.param("supervised", "full", marks=pytest.mark.slow), ("dpo", "lora")])
+@pytest.mark.parametrize(
+    ("method", "adaptation"), [pytest.param("supervised", "full", marks=pytest.mark.slow), ("dpo", "lora")]
+)
 def test_the_same_seed_gives_the_same_model(method: Method, adaptation: str, default_dir: Path, tmp_path: Path) -> None:
     data = supervised(chats(0, 24)) if method == "supervised" else preferences(chats(0, 24))
 
@@ -86,7 +90,13 @@ def test_the_better_reply_counts_beside_the_pair(default_dir: Path, tmp_path: Pa
     losses = []
     for weight in (0.0, 1.0, 2.0):
         how = Recipe("dpo", 0, 1, 8, learning_rate=1e-3, provider=FULL, nll_coefficient=weight)
-        fine_tune(default_dir, preferences(chats(0, 8)), tmp_path / f"{weight}", how, on_step=lambda step, loss: losses.append(loss))
+        fine_tune(
+            default_dir,
+            preferences(chats(0, 8)),
+            tmp_path / f"{weight}",
+            how,
+            on_step=lambda step, loss: losses.append(loss),
+        )
     assert losses[0] == pytest.approx(math.log(2), abs=1e-4)
     assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)
     messages, answer, _ = chats(0, 1)[0]
@@ -105,11 +115,17 @@ def test_a_tuned_model_can_be_served_and_tuned_again(default_dir: Path, tmp_path
     first, merged = (load_model(tmp_path / name).state_dict() for name in ("first", "merged"))
     assert all(torch.equal(first[name], merged[name]) for name in merged)
     messages, answer, _ = chats(5, 1)[0]
-    odds = [Scorer(folder).logprob(messages, answer) for folder in (default_dir, tmp_path / "first", tmp_path / "second")]
+    odds = [
+        Scorer(folder).logprob(messages, answer) for folder in (default_dir, tmp_path / "first", tmp_path / "second")
+    ]
     assert odds[0] < odds[1] < odds[2]
     with Engine(tmp_path / "second") as engine:
-        assert engine.generate([GenerationRequest(engine.chat.prompt(messages), 20, temperature=0)])[0].text.startswith("Decision: ")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "first", "merged", "second"], "nothing is left half made"
+        assert engine.generate([GenerationRequest(engine.chat.prompt(messages), 20, temperature=0)])[0].text.startswith(
+            "Decision: "
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "first", "merged", "second"], (
+        "nothing is left half made"
+    )
     assert str(tmp_path) not in (tmp_path / "first" / "config.json").read_text(), "no path of this machine is written"
 
 
@@ -120,10 +136,14 @@ def test_parts_and_checkpoints_change_memory_and_not_what_is_learned(default_dir
         "whole": base,
         "parts": replace(base, provider=replace(FULL, gradient_accumulation_steps=4, gradient_checkpointing=True)),
     }.items():
-        losses.append(fine_tune(default_dir, data, tmp_path / name, how, checkpoints=tmp_path / f"checkpoints of {name}").loss)
+        losses.append(
+            fine_tune(default_dir, data, tmp_path / name, how, checkpoints=tmp_path / f"checkpoints of {name}").loss
+        )
         assert len(list((tmp_path / f"checkpoints of {name}").iterdir())) == 2, "of three"
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    fine_tune(default_dir, data, tmp_path / "short", replace(QUICK, num_epochs=1, provider=replace(FULL, max_length=16)))
+    fine_tune(
+        default_dir, data, tmp_path / "short", replace(QUICK, num_epochs=1, provider=replace(FULL, max_length=16))
+    )
 
 
 def test_what_cannot_work_here_is_refused(default_dir: Path, tmp_path: Path) -> None:
@@ -144,14 +164,17 @@ def test_what_cannot_work_here_is_refused(default_dir: Path, tmp_path: Path) -> 
 def test_hyper_parameters_of_a_job() -> None:
     spec = FineTuneSpec("k", "dpo", "default", "x", 10, 10, seed=3)
     assert recipe(spec, LocalProvider()) == Recipe("dpo", 3, 3, 8, 1e-4, 0.1)
-    changed = FineTuneSpec("k", "dpo", "default", "x", 10, 10, 3, 5, 4, learning_rate_multiplier=2.0, beta=0.3, nll_coefficient=0.1)
+    changed = FineTuneSpec(
+        "k", "dpo", "default", "x", 10, 10, 3, 5, 4, learning_rate_multiplier=2.0, beta=0.3, nll_coefficient=0.1
+    )
     assert recipe(changed, FULL) == Recipe("dpo", 3, 5, 4, 2e-3, 0.3, 0.1, FULL)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_two_workers_learn_as_one(default_dir: Path, tmp_path: Path) -> None:
-    """Data parallel through Ray Train: the same number of steps, nearly the same losses, and a model that can be used."""
+    """Data parallel through Ray Train: the same number of steps, nearly the same losses, and a model that can be
+    used."""
     from functools import partial
 
     from nip_ray.serving.jobs import JobStore
@@ -163,7 +186,9 @@ def test_two_workers_learn_as_one(default_dir: Path, tmp_path: Path) -> None:
         how = Recipe(learning_rate=1e-3, num_epochs=2, provider=replace(FULL, num_training_workers=workers))
         watch = (partial(store.add_event, "job"), partial(store.cancel_wanted, "job"))
         done = fine_tune(default_dir, data, tmp_path / f"model-{workers}", how, None, *watch)
-        losses[workers] = [json.loads(line)["loss"] for line in (store.jobs / "job" / "events.jsonl").read_text().splitlines()]
+        losses[workers] = [
+            json.loads(line)["loss"] for line in (store.jobs / "job" / "events.jsonl").read_text().splitlines()
+        ]
         assert done.steps == len(losses[workers]) == 8
     assert losses[2] == pytest.approx(losses[1], abs=0.5)
     assert scores(tmp_path / "model-2", chats(7, 10))[0] > scores(default_dir, chats(7, 10))[0] + 5

@@ -1,4 +1,5 @@
-"""Grammars of schemas: whatever is drawn among the tokens allowed is an object of the schema, whole within its limit."""
+"""Grammars of schemas: whatever is drawn among the tokens allowed is an object of the schema, whole within its
+limit."""
 
 import json
 from pathlib import Path

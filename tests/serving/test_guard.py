@@ -1,4 +1,5 @@
-"""What a server without a key answers to: its own address, and nothing that a web page from elsewhere can make a browser send."""
+"""What a server without a key answers to: its own address, and nothing that a web page from elsewhere can make a
+browser send."""
 
 import asyncio
 import json
@@ -20,7 +21,14 @@ def status(app: Any, method: str, path: str, headers: dict[str, str], body: byte
     sent: list[dict[str, Any]] = []
     length = {"content-length": str(len(body))} if body else {}
     raw = [(name.encode(), value.encode()) for name, value in {**headers, **length}.items()]
-    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "headers": raw}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": raw,
+    }
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -65,7 +73,12 @@ def test_who_may_ask(tmp_path: Path, headers: dict[str, str], answered: int) -> 
 
 @pytest.mark.parametrize(
     ("kind", "answered"),
-    [("application/json", 400), ("text/plain;charset=UTF-8", 415), ("application/x-www-form-urlencoded", 415), ("", 415)],
+    [
+        ("application/json", 400),
+        ("text/plain;charset=UTF-8", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("", 415),
+    ],
 )
 def test_bodies_that_a_browser_sends_unasked_are_refused(tmp_path: Path, kind: str, answered: int) -> None:
     headers = {"host": OWN, **({"content-type": kind} if kind else {})}
@@ -74,7 +87,10 @@ def test_bodies_that_a_browser_sends_unasked_are_refused(tmp_path: Path, kind: s
 
 def test_on_every_address_of_the_machine(tmp_path: Path) -> None:
     made = app(tmp_path, host="0.0.0.0")
-    assert [status(made, "GET", "/v1/models", {"host": host}) for host in ("10.1.2.3:8000", "evil.example:8000")] == [200, 421]
+    assert [status(made, "GET", "/v1/models", {"host": host}) for host in ("10.1.2.3:8000", "evil.example:8000")] == [
+        200,
+        421,
+    ]
 
 
 def test_a_key_is_enough_under_any_name(tmp_path: Path) -> None:

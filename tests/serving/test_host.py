@@ -64,7 +64,8 @@ def test_chat(host: LocalHost) -> None:
 
 @pytest.mark.slow
 def test_learning_end_to_end(host: LocalHost, folder: Path) -> None:
-    """A job by the interface makes a model that answers by the rule, under its new name; asked for again it is the same job."""
+    """A job by the interface makes a model that answers by the rule, under its new name; asked for again it is the same
+    job."""
 
     async def run() -> FineTuneJob:
         jobs = LocalJobs(host)
@@ -91,7 +92,8 @@ def test_learning_end_to_end(host: LocalHost, folder: Path) -> None:
 @pytest.mark.crash
 @pytest.mark.usefixtures("ray_session")
 def test_jobs_survive_their_host(tmp_path: Path) -> None:
-    """The host dies in the middle of a job; the next one on the folder finishes it, with the model an undisturbed host makes."""
+    """The host dies in the middle of a job; the next one on the folder finishes it, with the model an undisturbed host
+    makes."""
 
     async def submit(host: LocalHost) -> FineTuneJob:
         jobs = LocalJobs(host)
@@ -112,7 +114,10 @@ def test_jobs_survive_their_host(tmp_path: Path) -> None:
         asyncio.run(submit(hosts[1]))
         done = [asyncio.run(finished(LocalJobs(host), job)) for host in hosts]
         assert [one.status for one in done] == ["succeeded", "succeeded"]
-        paths = [next((tmp_path / name / "models" / str(done[0].model)).rglob("*.safetensors")) for name in ("died", "undisturbed")]
+        paths = [
+            next((tmp_path / name / "models" / str(done[0].model)).rglob("*.safetensors"))
+            for name in ("died", "undisturbed")
+        ]
         weights = {path.read_bytes() for path in paths}
         assert len(weights) == 1
     finally:

@@ -64,7 +64,9 @@ def test_what_goes_wrong_becomes_the_jobs_error(store: JobStore, default_dir: Pa
     bad = store.begin(store.create(SPEC, store.put_file(b"{}"))) or pytest.fail("begins")
     done = run_job(store, bad, FULL, lambda name: default_dir)
     assert (done.status, "line 1" in (done.error or "")) == ("failed", True)
-    lost = store.begin(store.create(replace(SPEC, key="b"), store.put_file(supervised(chats(0, 4))))) or pytest.fail("begins")
+    lost = store.begin(store.create(replace(SPEC, key="b"), store.put_file(supervised(chats(0, 4))))) or pytest.fail(
+        "begins"
+    )
     assert "config.json is missing" in (run_job(store, lost, FULL, lambda name: tmp_path).error or "")
 
 

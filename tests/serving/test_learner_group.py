@@ -24,7 +24,9 @@ def turns_of(seed: int, count: int) -> list[Turn]:
     draw, made = Random(seed), []
     for number in range(count):
         prompt = (
-            [*made[-1].prompt, *made[-1].reply, 7] if number % 3 == 2 else [draw.randrange(6, 2000) for _ in range(draw.randint(1, 40))]
+            [*made[-1].prompt, *made[-1].reply, 7]
+            if number % 3 == 2
+            else [draw.randrange(6, 2000) for _ in range(draw.randint(1, 40))]
         )
         reply = [draw.randrange(6, 2000) for _ in range(draw.randint(1, 5))]
         made.append(Turn(prompt, reply, [draw.uniform(-9, -6) for _ in reply], draw.uniform(-1, 1)))
@@ -36,7 +38,8 @@ def test_turns_are_shared_out_by_tokens_and_those_of_a_row_together() -> None:
     for count in (1, 2, 3):
         parts = shares(turns, count)
         assert sorted(number for part in parts for number in part) == list(range(60))
-        tokens = [sum(len(turns[n].prompt) for n in part if n % 3 != 1) for part in parts]  # each third turn continues the one before
+        # each third turn continues the one before
+        tokens = [sum(len(turns[n].prompt) for n in part if n % 3 != 1) for part in parts]
         assert max(tokens) - min(tokens) < 50
         owner = {number: learner for learner, part in enumerate(parts) for number in part}
         assert all(owner[number] == owner[number - 1] for number in range(2, 60, 3))
@@ -45,7 +48,8 @@ def test_turns_are_shared_out_by_tokens_and_those_of_a_row_together() -> None:
 
 @pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_two_learners_take_the_steps_of_one(ray_session: None, default_dir: Path, tmp_path: Path, method: Any) -> None:
-    """Supervised, of many turns, and of one turn alone, from which one of them learns nothing; after a resume as well."""
+    """Supervised, of many turns, and of one turn alone, from which one of them learns nothing; after a resume as
+    well."""
     provider = LocalProvider(method=method, num_threads=1)
     settings = replace(SETTINGS, learning_rate=1e-5, micro_batch_tokens=100, num_learners=2)
     alone = PolicyModel(default_dir, provider, trained=True)

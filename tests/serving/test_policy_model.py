@@ -1,4 +1,5 @@
-"""A model that samples and learns: the same log-probabilities, exact minibatches, exact resume, folders that others read."""
+"""A model that samples and learns: the same log-probabilities, exact minibatches, exact resume, folders that others
+read."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,10 +41,13 @@ def play(model: PolicyModel, seed: int = 0, count: int = 9) -> list[Turn]:
     items = [shared + [draw.randrange(6, 2000) for _ in range(draw.randint(1, 30))] for _ in range(count // 3)]
     prompts = [items[number // 3] for number in range(count)]
     for round_ in range(2):
-        requests = [GenerationRequest(prompt, 1 + i % 4, 0.7 + i % 2, seed=seed * 100 + i) for i, prompt in enumerate(prompts)]
+        requests = [
+            GenerationRequest(prompt, 1 + i % 4, 0.7 + i % 2, seed=seed * 100 + i) for i, prompt in enumerate(prompts)
+        ]
         made = model.sample(requests)
         turns += [
-            Turn(one.prompt, reply.tokens, reply.logprobs, draw.uniform(-1, 1), one.temperature) for one, reply in zip(requests, made)
+            Turn(one.prompt, reply.tokens, reply.logprobs, draw.uniform(-1, 1), one.temperature)
+            for one, reply in zip(requests, made)
         ]
         prompts = [[*one.prompt, *reply.tokens, 3, 50 + round_] for one, reply in zip(requests, made)]
     return turns
@@ -54,7 +58,12 @@ def gradients(model: PolicyModel) -> torch.Tensor:
 
 
 def test_rows_are_merged() -> None:
-    assert merge([(1, 2), (1, 2, 3), (1, 3), (1, 2, 3), (1,)]) == {(1,): (1, 2, 3), (1, 2): (1, 2, 3), (1, 2, 3): (1, 2, 3), (1, 3): (1, 3)}
+    assert merge([(1, 2), (1, 2, 3), (1, 3), (1, 2, 3), (1,)]) == {
+        (1,): (1, 2, 3),
+        (1, 2): (1, 2, 3),
+        (1, 2, 3): (1, 2, 3),
+        (1, 3): (1, 3),
+    }
     turns = [Turn([1, 2], [3, 4]), Turn([1, 2, 3, 4, 5], [6]), Turn([9], [8, 7, 6]), Turn([1, 2], [3, 9])]
     one, two = parts_of(turns, 5)
     assert (one.ids_RL.tolist(), two.ids_RL.tolist()) == ([[9, 8, 7]], [[1, 2, 3, 4, 5]])
@@ -62,7 +71,10 @@ def test_rows_are_merged() -> None:
     assert two.by_turn(torch.arange(1.0, 6)).tolist() == [[1, 2], [3, 0], [4, 5]]
     assert two.seen_RLL is None
     (tree,) = parts_of([Turn([1, 2], [3, 4]), Turn([1, 2], [5, 4]), Turn([1, 2, 5, 6], [7]), Turn([9, 8, 7], [6])], 100)
-    assert (tree.ids_RL.tolist(), tree.place_RL.tolist()) == ([[9, 8, 7, 0, 0], [1, 2, 3, 5, 6]], [[0, 1, 2, 0, 0], [0, 1, 2, 2, 3]])  # type: ignore[union-attr]
+    assert (tree.ids_RL.tolist(), tree.place_RL.tolist()) == (
+        [[9, 8, 7, 0, 0], [1, 2, 3, 5, 6]],
+        [[0, 1, 2, 0, 0], [0, 1, 2, 2, 3]],
+    )  # type: ignore[union-attr]
     assert tree.seen_RLL[1].int().tolist()[2:] == [[1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]  # type: ignore[index]
 
 
@@ -73,20 +85,29 @@ def test_sampler_and_learner_agree(make: Make, method: str) -> None:
     for seed in range(2):
         turns = play(model, seed)
         found = model.logprobs(turns, 100)
-        assert max(abs(a - b) for turn, one in zip(turns, found) for a, b in zip(turn.logprobs, one, strict=True)) < 1e-5
+        assert (
+            max(abs(a - b) for turn, one in zip(turns, found) for a, b in zip(turn.logprobs, one, strict=True)) < 1e-5
+        )
         assert model.step(turns, replace(SETTINGS, learning_rate=0.01), 4)["logprob_difference"] < 1e-5
         assert max(abs(a - b) for one, new in zip(found, model.logprobs(turns)) for a, b in zip(one, new)) > 1e-2
 
 
 @pytest.mark.parametrize("aggregation", ["token", "turn", "turn_mean"])
 def test_parts_add_up_to_the_minibatch(make: Make, aggregation: str) -> None:
-    """Against the plain policy gradient of one turn at a time, which at ratio 1 is sum of weight x advantage x gradient."""
+    """Against the plain policy gradient of one turn at a time, which at ratio 1 is sum of weight x advantage x
+    gradient."""
     whole, parts = make(), make()
-    turns, settings = play(whole), replace(SETTINGS, aggregation=aggregation, entropy_coefficient=0.0, max_grad_norm=None)
+    turns, settings = (
+        play(whole),
+        replace(SETTINGS, aggregation=aggregation, entropy_coefficient=0.0, max_grad_norm=None),
+    )
     num_tokens = sum(len(turn.reply) for turn in turns)
     loss = torch.zeros(())
     for turn in turns:
-        logits = whole._model(torch.tensor([[*turn.prompt, *turn.reply]])).logits[0, len(turn.prompt) - 1 : -1] / turn.temperature
+        logits = (
+            whole._model(torch.tensor([[*turn.prompt, *turn.reply]])).logits[0, len(turn.prompt) - 1 : -1]
+            / turn.temperature
+        )
         logprobs = logits.log_softmax(-1).gather(1, torch.tensor(turn.reply)[:, None])
         share = {"token": 1 / num_tokens, "turn": 1 / (len(turns) * 4), "turn_mean": 1 / (len(turns) * len(turn.reply))}
         loss = loss - turn.advantage * share[aggregation] * logprobs.sum()
@@ -151,7 +172,9 @@ def test_a_base_is_held_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory")])
-def test_where_memory_runs_out_the_key_to_lower_is_named(make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_where_memory_runs_out_the_key_to_lower_is_named(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     model = make()
     turns, before = play(model), model.weights()
 
@@ -167,7 +190,10 @@ def test_where_memory_runs_out_the_key_to_lower_is_named(make: Make, monkeypatch
         model.logprobs(turns, 64)
     monkeypatch.undo()
     monkeypatch.setattr(model._optimizer, "step", full)
-    with pytest.raises(UserError, match=r"the optimizer's moments need more memory than there is; use providers\.<provider>\.method: lora"):
+    with pytest.raises(
+        UserError,
+        match=r"the optimizer's moments need more memory than there is; use providers\.<provider>\.method: lora",
+    ):
         model.step(turns, SETTINGS, 4)
     monkeypatch.setattr(policy_model, "_load", full)
     with pytest.raises(UserError, match=r"its weights need more memory"):
@@ -186,7 +212,8 @@ def test_what_cannot_be_learned(make: Make) -> None:
 
 
 def test_memory_is_as_documented(tmp_path: Path) -> None:
-    """Parameters, and what a forward pass keeps, of a small model with Qwen's layers, counted against the formulas of the page."""
+    """Parameters, and what a forward pass keeps, of a small model with Qwen's layers, counted against the formulas of
+    the page."""
     import transformers
 
     page = Path(__file__).resolve().parents[2] / "docs" / "policy-gradient.md"
@@ -196,8 +223,9 @@ def test_memory_is_as_documented(tmp_path: Path) -> None:
     layers, d, kv_heads, heads, width, ff, rank = 3, 64, 2, 4, 24, 160, 4
     tokenizer = word_tokenizer([f"w{number}" for number in range(60)], 512)
     config = transformers.Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=d, intermediate_size=ff, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=width, max_position_embeddings=512, tie_word_embeddings=True,
+        vocab_size=len(tokenizer), hidden_size=d, intermediate_size=ff, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width, max_position_embeddings=512,
+        tie_word_embeddings=True,
     )  # fmt: skip
     save_model(transformers.Qwen3ForCausalLM(config), tokenizer, tmp_path / "qwen")
     model = PolicyModel(tmp_path / "qwen", LocalProvider(method="lora", lora_rank=rank, dtype="bfloat16"), trained=True)
@@ -215,7 +243,13 @@ def test_memory_is_as_documented(tmp_path: Path) -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         model.step([turn], SETTINGS, 20)
     sizes = dict(r=rank, tokens=tokens, replies=len(turn.reply) / tokens, batch=1, groups=1)
-    base, adapters, activations, *_ = told["gigabytes"](layers, d, heads * width, kv_heads * width, ff, len(tokenizer), **sizes)
+    base, adapters, activations, *_ = told["gigabytes"](
+        layers, d, heads * width, kv_heads * width, ff, len(tokenizer), **sizes
+    )
     assert adapters * 1e9 == 16 * sum(weight.numel() for weight in model._learned.values())
-    assert base * 1e9 == pytest.approx(2 * sum(weight.numel() for weight in model._model.parameters()) - adapters * 1e9 / 8, rel=0.02)
-    assert sum(value.untyped_storage().nbytes() for value in kept.values()) == pytest.approx(activations * 1e9, rel=0.03)
+    assert base * 1e9 == pytest.approx(
+        2 * sum(weight.numel() for weight in model._model.parameters()) - adapters * 1e9 / 8, rel=0.02
+    )
+    assert sum(value.untyped_storage().nbytes() for value in kept.values()) == pytest.approx(
+        activations * 1e9, rel=0.03
+    )

@@ -37,7 +37,9 @@ def test_rows_of_all_kinds_together_are_as_alone() -> None:
     top_p = torch.tensor([1.0, 0.9] * 15).double()
     numbers = uniforms([4] * 30, range(30))
     together = draw(logits, temperature, top_p, numbers)[0]
-    alone = [draw(logits[i : i + 1], temperature[i : i + 1], top_p[i : i + 1], numbers[i : i + 1])[0][0] for i in range(30)]
+    alone = [
+        draw(logits[i : i + 1], temperature[i : i + 1], top_p[i : i + 1], numbers[i : i + 1])[0][0] for i in range(30)
+    ]
     assert together.tolist() == [int(one) for one in alone]
 
 
@@ -49,7 +51,8 @@ def test_impossible_tokens_are_never_drawn(number: float) -> None:
 
 
 def test_streams() -> None:
-    """The reference values of SplitMix64 (its author's C program, seed 1234567), in order and out of it; no two streams alike."""
+    """The reference values of SplitMix64 (its author's C program, seed 1234567), in order and out of it; no two streams
+    alike."""
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert uniforms([1234567] * 3, [0, 1, 2]).tolist() == [(number >> 11) * 2**-53 for number in known]
     assert uniforms([5, 1234567], [7, 1])[1] == (known[1] >> 11) * 2**-53

@@ -77,7 +77,10 @@ def test_chat(client: openai.OpenAI) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
     assert reply.choices[0].finish_reason in ("stop", "length")
     unseeded = {
-        client.chat.completions.create(model="default", messages=ASK, max_completion_tokens=10).choices[0].message.content for _ in "ab"
+        client.chat.completions.create(model="default", messages=ASK, max_completion_tokens=10)
+        .choices[0]
+        .message.content
+        for _ in "ab"
     }
     assert len(unseeded) == 2
 
@@ -134,14 +137,22 @@ def test_idempotency(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "user", "content": "x " * 20_000}]}, "context of this model is 8192"),
         ({"max_tokens": 9000}, "context of this model is 8192"),
         ({"response_format": {"type": "json_object"}}, "response_format: "),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}}, "schema: .*expected"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}, "max_tokens: 5, but the schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}},
+            "schema: .*expected",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+            "max_tokens: 5, but the schema",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_bad_requests(client: openai.OpenAI, changes: dict[str, Any], message: str, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError, match=message) as refused:
-        client.chat.completions.create(**{"model": "default", "messages": ASK, "max_tokens": 5, "stream": stream, **changes})
+        client.chat.completions.create(
+            **{"model": "default", "messages": ASK, "max_tokens": 5, "stream": stream, **changes}
+        )
     assert refused.value.type == "invalid_request_error"
     assert (refused.value.code == "context_length_exceeded") == ("context" in message)
 
@@ -171,7 +182,10 @@ def test_raw_garbage(base_url: str) -> None:
 
 
 def test_the_key_is_asked_for(base_url: str) -> None:
-    with openai.OpenAI(base_url=base_url, api_key="wrong", max_retries=0) as stranger, pytest.raises(openai.AuthenticationError):
+    with (
+        openai.OpenAI(base_url=base_url, api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
         stranger.models.list()
 
 
@@ -191,7 +205,9 @@ def test_files(client: openai.OpenAI) -> None:
 
 def test_a_job_makes_a_model(client: openai.OpenAI, file_id: str) -> None:
     wanted: Any = {"nip_key": "a-key"}
-    job = client.fine_tuning.jobs.create(model="default", training_file=file_id, suffix="judge", seed=5, metadata=wanted, method=HYPER)
+    job = client.fine_tuning.jobs.create(
+        model="default", training_file=file_id, suffix="judge", seed=5, metadata=wanted, method=HYPER
+    )
     assert (job.status in ("queued", "running"), job.training_file, job.metadata) == (True, file_id, wanted)
     done = wait_for(client, job.id, "succeeded", "failed")
     assert (done.status, done.error, done.seed) == ("succeeded", None, 5)
@@ -260,25 +276,40 @@ def test_settings(tmp_path: Path, default_dir: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_the_verbs_function_serves_until_interrupted(default_dir: Path, tmp_path: Path) -> None:
-    """`serve_model` in a process of its own, with a Ray of its own: it says where, answers, and ends by SIGTERM, leaving $HOME alone.
+    """`serve_model` in a process of its own, with a Ray of its own: it says where, answers, and ends by SIGTERM,
+    leaving $HOME alone.
 
     All that its replica listens on is on the loopback, and Ray has nothing to say of the end.
     """
     (tmp_path / "home").mkdir()
     port = free_port()
-    source = f"from pathlib import Path; from nip_ray.serving.app import serve_model; serve_model(Path({str(default_dir)!r}), {port}, "
+    source = (
+        "from pathlib import Path; from nip_ray.serving.app import serve_model;"
+        f" serve_model(Path({str(default_dir)!r}), {port}, "
+    )
     source += f"folder=Path({str(tmp_path / 'served')!r}), api_key_variable='NIP_TEST_KEY')"
     env = {**os.environ, "HOME": str(tmp_path / "home"), "NIP_TEST_KEY": KEY}
     process = subprocess.Popen(
-        [sys.executable, "-c", source], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", source],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         while not (line := process.stdout.readline()).startswith("serving model at"):
             assert line, "it ended"
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
             assert made.chat.completions.create(model="model", messages=ASK, max_tokens=4).usage
-        replicas = [one for one in psutil.Process(process.pid).children(recursive=True) if "ServeReplica" in " ".join(one.cmdline())]
-        listened = [one.laddr.ip for replica in replicas for one in replica.net_connections("inet") if one.status == "LISTEN"]
+        replicas = [
+            one
+            for one in psutil.Process(process.pid).children(recursive=True)
+            if "ServeReplica" in " ".join(one.cmdline())
+        ]
+        listened = [
+            one.laddr.ip for replica in replicas for one in replica.net_connections("inet") if one.status == "LISTEN"
+        ]
         assert listened
         assert {address.removeprefix("::ffff:") for address in listened} == {"127.0.0.1"}
         process.send_signal(signal.SIGTERM)

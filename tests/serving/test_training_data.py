@@ -62,7 +62,9 @@ def test_templates_that_end_messages_by_more_than_one_token() -> None:
     row = preference_rows(parse_examples(pair, "dpo"), ChatFormat(tokenizer, 100))[0]
     assert row["chosen_ids"][-1] == tokenizer.eos_token_id
     tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}<|assistant|>"
-    tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>", "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<|assistant|>", "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
     assert learned([ASK, said("Why?"), ASK, said("accept")], ChatFormat(tokenizer, 100)) == "Why?accept<|end|>"
 
 
@@ -81,7 +83,10 @@ def test_templates_that_begin_replies_with_reasoning() -> None:
 
 def test_long_chats_keep_their_end(chat: ChatFormat) -> None:
     short = ChatFormat(chat.tokenizer, 64)
-    talk, brief = [{"role": "user", "content": "word " * 300}, said("accept")], [{"role": "user", "content": "?"}, said("accept")]
+    talk, brief = (
+        [{"role": "user", "content": "word " * 300}, said("accept")],
+        [{"role": "user", "content": "?"}, said("accept")],
+    )
     row = supervised_rows(parse_examples(line(messages=talk) + b"\n" + line(messages=brief), "supervised"), short)[0]
     assert len(row["input_ids"]) == len(row["labels"]) == 64
     assert chat.tokenizer.decode([label for label in row["labels"] if label != IGNORED]) == "accept<|end|>"
@@ -107,7 +112,11 @@ def test_pairs_that_are_equal_once_cut_are_left_out(chat: ChatFormat, capsys: py
         talk = [{"role": "user", "content": "?"}]
         return line(input={"messages": talk}, preferred_output=[said(preferred)], non_preferred_output=[said(rejected)])
 
-    cut, equal, kept = pair("word " * 60 + "accept", "word " * 60 + "reject"), pair("no", "no"), pair("accept", "reject")
+    cut, equal, kept = (
+        pair("word " * 60 + "accept", "word " * 60 + "reject"),
+        pair("no", "no"),
+        pair("accept", "reject"),
+    )
     assert len(preference_rows(parse_examples(b"\n".join([cut, equal, kept]), "dpo"), short)) == 1
     assert "2 of 3 pairs are left out" in capsys.readouterr().err
     with pytest.raises(UserError, match="both outputs of every pair are the same"):

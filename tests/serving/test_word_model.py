@@ -43,7 +43,9 @@ def test_a_word_is_a_token_and_the_same_seed_gives_the_same_bytes(tmp_path: Path
             assert (len(end), chat_format.text(end)) == (2, reply)
             assert end[-1] in chat_format.ends
     stranger: Chat = [{"role": "user", "content": "state zebra <|end|>"}]
-    assert len(chat_format.prompt(stranger)) == 5, "a word, an unknown one, and a mark that is broken up in two unknown words"
+    assert len(chat_format.prompt(stranger)) == 5, (
+        "a word, an unknown one, and a mark that is broken up in two unknown words"
+    )
 
 
 def test_it_learns_true_chains_from_warm_examples(tmp_path: Path) -> None:
@@ -59,7 +61,9 @@ def test_it_learns_true_chains_from_warm_examples(tmp_path: Path) -> None:
             chat, reply = SCENARIO.warm_example(item, "prover1", step)
             prompt, end = chat_format.prompt(chat), chat_format.reply(chat, reply)
             labels = [-100] * len(prompt) + end
-            loss = loss + model(input_ids=torch.tensor([prompt + end]), labels=torch.tensor([labels])).loss / len(items[step % 4 :: 4])
+            loss = loss + model(input_ids=torch.tensor([prompt + end]), labels=torch.tensor([labels])).loss / len(
+                items[step % 4 :: 4]
+            )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -73,7 +77,10 @@ def test_refusals() -> None:
     odd = LocalProvider(word_model=WordModelSettings(num_heads=3))
     assert [fault.partition(",")[0] for fault in odd.faults(set())] == ["word_model.num_heads: got 3"]
     config = config_from_dict(
-        {"algorithm": {"name": "malt"}, "scenario": {"name": "code_validation", "agents": {"prover": {"model": "words"}}}}
+        {
+            "algorithm": {"name": "malt"},
+            "scenario": {"name": "code_validation", "agents": {"prover": {"model": "words"}}},
+        }
     )
     assert isinstance(config, TextExperimentConfig)
     with pytest.raises(UserError, match=r"scenario.agents.prover.model: words, but code_validation has no closed list"):

@@ -4,8 +4,8 @@
     make simulate ARGS="--seeds 0-499,1234"     # some
     make simulate ARGS="--seed 42"              # one, with all that happens in it
 
-Prints the seeds in which something was seen that must not be, and what share was reached of the places where something can go wrong. Exits
-with 1 where a seed failed, or a place was not reached by 10,000 seeds.
+Prints the seeds in which something was seen that must not be, and what share was reached of the places where something
+can go wrong. Exits with 1 where a seed failed, or a place was not reached by 10,000 seeds.
 """
 
 import argparse
@@ -53,7 +53,9 @@ def play(seeds: list[int]) -> dict[str, Any]:
             happened["provider: job is cancelled"] += job.fate == "job_cancelled"
             happened["provider: job takes long"] += job.ends - job.begun > 2 * played.provider.options.job_s
     points = [
-        f"{variant}: {' '.join(place)}: {action}" for variant in world.VARIANTS for place, action in world.reference(variant).points()
+        f"{variant}: {' '.join(place)}: {action}"
+        for variant in world.VARIANTS
+        for place, action in world.reference(variant).points()
     ]
     faults = [f"provider: {name}" for name in world.FAULTS]
     made = {"points": points, "struck": struck, "happened": happened, "failed": failed, "faults": faults, "late": late}
@@ -91,7 +93,9 @@ def many(seeds: list[int]) -> int:
         while chunks and len(running) < PROCESSES and len(failed) < FAILURES:
             chunk = chunks.pop(0)
             command = [sys.executable, "-m", "tests.simulation", "--play", ",".join(map(str, chunk))]
-            running[subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "0"})] = chunk
+            running[subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": "0"})] = (
+                chunk
+            )
         process = next(iter(running))
         told, _ = process.communicate()
         chunk = running.pop(process)
@@ -110,7 +114,10 @@ def many(seeds: list[int]) -> int:
     total = len(places) + len(faults)
     print(f"{played} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed")
     beside = f"{len(places) - len(points)} of them at places that only disturbed runs come to"
-    print(f"{total - len(missing)} of {total} places and faults reached ({(total - len(missing)) / max(total, 1):.1%}), {beside}")
+    print(
+        f"{total - len(missing)} of {total} places and faults reached ({(total - len(missing)) / max(total, 1):.1%}),"
+        f" {beside}"
+    )
     print(", ".join(f"{name} {count}" for name, count in sorted(happened.items())))
     if missing and played >= ENOUGH:
         print("not reached: " + "; ".join(missing))
@@ -119,14 +126,25 @@ def many(seeds: list[int]) -> int:
 
 def main() -> int:
     """See the top of this file."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Play runs of language agents in simulated worlds.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation", description="Play runs of language agents in simulated worlds."
+    )
     parser.add_argument("--seed", type=int, help="play this one, and print all that happens")
-    parser.add_argument("--seeds", default=f"0-{ENOUGH - 1}", metavar="SEEDS", help="play these, as in 0-499,1234 (default: %(default)s)")
+    parser.add_argument(
+        "--seeds",
+        default=f"0-{ENOUGH - 1}",
+        metavar="SEEDS",
+        help="play these, as in 0-499,1234 (default: %(default)s)",
+    )
     parser.add_argument("--play", metavar="SEEDS", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.seed is not None:
         if os.environ.get("PYTHONHASHSEED") != "0":  # sets have an order of their own in every process
-            os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+            os.execve(
+                sys.executable,
+                [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+                {**os.environ, "PYTHONHASHSEED": "0"},
+            )
         return one(arguments.seed)
     bounds = [part.split("-") for part in (arguments.play or arguments.seeds).split(",")]
     seeds = [seed for bound in bounds for seed in range(int(bound[0]), int(bound[-1]) + 1)]

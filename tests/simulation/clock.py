@@ -1,10 +1,11 @@
-"""Time and tasks of a simulated world: a clock that moves when everybody waits, and an event loop whose order is drawn from a seed.
+"""Time and tasks of a simulated world: a clock that moves when everybody waits, and an event loop whose order is drawn
+from a seed.
 
 Decisions that matter here:
-- the loop is asyncio's interface and none of its code: one thread, no sockets. When nothing is ready, the clock jumps to the next timer;
-  when there is no timer either, nobody will ever go on, and that is a deadlock;
-- steps of tasks that are ready at once are run in an order that is drawn, as replies of a network come in any order; other callbacks keep
-  theirs, which asyncio promises;
+- the loop is asyncio's interface and none of its code: one thread, no sockets. When nothing is ready, the clock jumps
+  to the next timer; when there is no timer either, nobody will ever go on, and that is a deadlock;
+- steps of tasks that are ready at once are run in an order that is drawn, as replies of a network come in any order;
+  other callbacks keep theirs, which asyncio promises;
 - what is handed to a thread runs on the loop instead, as a step of its own;
 - the wall clock can jump. The monotonic one, by which asyncio waits, cannot.
 """
@@ -55,14 +56,20 @@ class Clock:
 
     def install(self) -> None:
         """Have everybody in this process ask this clock, for good."""
-        time.time, time.monotonic, time.perf_counter, time.sleep = self.wall, lambda: self.now, lambda: self.now, self.sleep
+        time.time, time.monotonic, time.perf_counter, time.sleep = (
+            self.wall,
+            lambda: self.now,
+            lambda: self.now,
+            self.sleep,
+        )
         time.time_ns = lambda: int(self.wall() * 1e9)
         time.monotonic_ns = lambda: int(self.now * 1e9)
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """See the top of this file. step: called before each step of a task; whether the process is `dead` is asked after each. outside: when
-    something happens next that is none of this process's doing, and `happen` does it. violate: told of what must never be seen.
+    """See the top of this file. step: called before each step of a task; whether the process is `dead` is asked after
+    each. outside: when something happens next that is none of this process's doing, and `happen` does it. violate: told
+    of what must never be seen.
     """
 
     def __init__(
@@ -96,10 +103,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     call_soon_threadsafe = call_soon
 
-    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         return self.call_at(self.clock.now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._number), handle))
         return handle
@@ -120,7 +131,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 break
             if due is None and not self._timers:
                 self._stuck("deadlock: nothing is ready and nothing will be")
-            self.clock.now = max(self.clock.now, min(at for at in (due, self._timers[0][0] if self._timers else None) if at is not None))
+            self.clock.now = max(
+                self.clock.now, min(at for at in (due, self._timers[0][0] if self._timers else None) if at is not None)
+            )
             if self.clock.now > self._ends:
                 self._stuck(f"no end after {MAX_S / 86400:g} days")
         if self.shuffled and len(self._ready) > 1 and _is_step(self._ready[0]):
@@ -182,7 +195,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         pass
 
-    # ------------------------------------------------------------------------------------------------------------ making
+    # ------------------------------------------------------------------------------------------------------------
+    # making
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

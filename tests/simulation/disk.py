@@ -1,13 +1,14 @@
 """The disk of a simulated world: what is written is in the page cache at once, and on the platter once it was synced.
 
 Decisions that matter here:
-- files are real ones below a folder in memory: they are what programs see, the page cache. Beside them stands what the platter has: of
-  each file its content at the last fsync, of each folder its entries at the last fsync and what was done to them since, in order;
-- a killed process leaves the page cache as it is, and can tear the write that it was in. A power failure leaves of each file what was
-  synced, and any part of what was added since, perhaps with zeros where blocks never came; of each folder what was synced and the first
-  so many changes since;
-- every operation that changes something asks `fault` first, which may end the process before or after it or half-way, or have the
-  operation fail. A dead process changes nothing any more;
+- files are real ones below a folder in memory: they are what programs see, the page cache. Beside them stands what the
+  platter has: of each file its content at the last fsync, of each folder its entries at the last fsync and what was
+  done to them since, in order;
+- a killed process leaves the page cache as it is, and can tear the write that it was in. A power failure leaves of each
+  file what was synced, and any part of what was added since, perhaps with zeros where blocks never came; of each folder
+  what was synced and the first so many changes since;
+- every operation that changes something asks `fault` first, which may end the process before or after it or half-way,
+  or have the operation fail. A dead process changes nothing any more;
 - an fsync may lie: it says that it was done, and nothing is on the platter.
 """
 
@@ -38,8 +39,8 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "rmdir": ("before", "after"),
     "read": ("input/output error",),
 }
-"""Operation -> what can happen at it: the process ends before or after, or in the middle of a write ("torn"); a write takes a part only
-("short"); or the operation fails."""
+"""Operation -> what can happen at it: the process ends before or after, or in the middle of a write ("torn"); a write
+takes a part only ("short"); or the operation fails."""
 
 Fault = Callable[[str, str], str | None]
 """(operation, kind of file) -> an action, or nothing."""
@@ -55,7 +56,8 @@ class _File:
 
 @dataclass
 class _Folder:
-    """synced: name -> inode at the last fsync. pending: what was done since: (name, inode; None: it lost its entry), several at once."""
+    """synced: name -> inode at the last fsync. pending: what was done since: (name, inode; None: it lost its entry),
+    several at once."""
 
     synced: dict[str, int] = field(default_factory=dict)
     pending: list[list[tuple[str, int | None]]] = field(default_factory=list)
@@ -67,7 +69,8 @@ def kind_of(path: str) -> str:
 
 
 class Disk:
-    """Everything below `root`, an empty folder. There is one at a time in a process; `install` makes it the one that programs see."""
+    """Everything below `root`, an empty folder. There is one at a time in a process; `install` makes it the one that
+    programs see."""
 
     current: "Disk | None" = None
 
@@ -210,10 +213,13 @@ def _apply(entries: dict[str, int], change: list[tuple[str, int | None]]) -> Non
             entries[name] = inode
 
 
-# --------------------------------------------------------------------------------------------------------------- what programs call
+# --------------------------------------------------------------------------------------------------------------- what
+# programs call
 
 _open = io.open
-_real: dict[str, Any] = {name: getattr(os, name) for name in ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir")}
+_real: dict[str, Any] = {
+    name: getattr(os, name) for name in ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir")
+}
 _opened: list["_Raw"] = []
 
 
@@ -244,8 +250,8 @@ class _Raw(io.FileIO):
         return done
 
 
-def _sim_open(file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None,
-              closefd: bool = True, opener: Any = None) -> Any:  # fmt: skip
+def _sim_open(file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None,
+              newline: Any = None, closefd: bool = True, opener: Any = None) -> Any:  # fmt: skip
     disk = Disk.current
     path = None if disk is None else disk.below(file)
     if disk is not None and path is not None and not set(mode) & set("wax+"):
@@ -317,7 +323,12 @@ def _unlink(path: Any, **rest: Any) -> None:
 def _mkdir(path: Any, *mode: Any, **rest: Any) -> None:
     disk = Disk.current
     inside = None if disk is None or "dir_fd" in rest else disk.below(path)
-    if disk is None or inside is None or os.path.lexists(path) or not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+    if (
+        disk is None
+        or inside is None
+        or os.path.lexists(path)
+        or not os.path.isdir(os.path.dirname(os.path.abspath(path)))
+    ):
         if disk is not None and inside is not None and disk.dead:
             raise Gone
         return _real["mkdir"](path, *mode, **rest)

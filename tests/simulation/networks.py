@@ -1,11 +1,13 @@
-"""Runs with networks in simulated worlds: sessions, checkpoints and rows as they are, and files that are damaged between two processes.
+"""Runs with networks in simulated worlds: sessions, checkpoints and rows as they are, and files that are damaged
+between two processes.
 
 Decisions that matter here:
-- in the place of learning stands a sum that depends on all iterations before it: a wrong checkpoint or a lost iteration gives other
-  numbers to the end. Evaluation and report are a line of text each;
+- in the place of learning stands a sum that depends on all iterations before it: a wrong checkpoint or a lost iteration
+  gives other numbers to the end. Evaluation and report are a line of text each;
 - damage is any of: a changed byte, zeros, a lost end, a lost file; in up to three files at once;
-- the model that watches knows the bytes of every checkpoint from the moment in which it got its name. When a process goes on from one, it
-  has to be the newest that has them still; and while there is such a one, none may end because of a checkpoint that is damaged.
+- the model that watches knows the bytes of every checkpoint from the moment in which it got its name. When a process
+  goes on from one, it has to be the newest that has them still; and while there is such a one, none may end because of
+  a checkpoint that is damaged.
 """
 
 import json
@@ -85,7 +87,9 @@ class Witness:
         """A process begins: what it has to go on from is what is whole now."""
         there = {number: self.run / "checkpoints" / f"{number:06d}" for number in self._saved}
         self._unread = False
-        self._newest = max((number for number, folder in there.items() if _bytes(folder) == self._saved[number]), default=None)
+        self._newest = max(
+            (number for number, folder in there.items() if _bytes(folder) == self._saved[number]), default=None
+        )
 
     def loaded(self, iteration: int) -> None:
         """A process goes on from this checkpoint."""
@@ -104,7 +108,12 @@ class Witness:
 
     def stopped(self, error: str) -> None:
         """A process ended with this error, for something that is damaged."""
-        if "/checkpoints" in error and "cannot be written" not in error and self._newest is not None and not self._unread:
+        if (
+            "/checkpoints" in error
+            and "cannot be written" not in error
+            and self._newest is not None
+            and not self._unread
+        ):
             self.violate(f"the checkpoint of {self._newest} is whole, and this was said: {error}")
 
     def ended(self, now: float, *, could_write: bool) -> None:
@@ -120,13 +129,17 @@ class Witness:
     def outcome(self) -> dict[str, Any]:
         """What does not depend on who was killed when."""
         rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
-        made: dict[str, Any] = {"rows": [{key: row[key] for key in sorted(row) if not key.startswith("time/")} for row in rows]}
+        made: dict[str, Any] = {
+            "rows": [{key: row[key] for key in sorted(row) if not key.startswith("time/")} for row in rows]
+        }
         for name in ("evaluation.json", *sorted(path.name for path in (self.run / "transcripts").glob("*"))):
             path = self.run / name if name == "evaluation.json" else self.run / "transcripts" / name
             made[name] = path.read_text(errors="replace")
         made["evaluation"] = json.loads(made.pop("evaluation.json"))
         made["weights"] = (
-            nip_ray.storage.checkpoint.load_checkpoint(self.run / "checkpoints").tensors["training"]["modules"]["prover"]["w"].tolist()
+            nip_ray.storage.checkpoint.load_checkpoint(self.run / "checkpoints")
+            .tensors["training"]["modules"]["prover"]["w"]
+            .tolist()
         )
         hidden = {*self.run.rglob(".*.tmp-*"), *(self.run / "checkpoints").glob(".*")}
         made["left over"] = sorted(path.name for path in hidden)
@@ -206,6 +219,8 @@ def install() -> None:
     Session._examination = lambda self: _Examination()
     nip_ray.runs.session.players = lambda config, networks: networks
     nip_ray.rllib.cluster.build_algorithm = lambda config: Learning()
-    nip_ray.evaluation.report.write_report = lambda run: write_atomically(Path(run) / "report.html", b"drawn from what is there")
+    nip_ray.evaluation.report.write_report = lambda run: write_atomically(
+        Path(run) / "report.html", b"drawn from what is there"
+    )
     nip_ray.storage.checkpoint.ThreadPoolExecutor = _InTurn
     nip_ray.storage.identity.secrets.token_hex = lambda size=None: "0" * 8

@@ -1,10 +1,11 @@
-"""The provider of a simulated world: the tests' scripted one without sockets, behind a network that loses, delays and doubles.
+"""The provider of a simulated world: the tests' scripted one without sockets, behind a network that loses, delays and
+doubles.
 
 Decisions that matter here:
-- what it does with a request, and what it bills, is `tests.text.provider_service` as it stands; here are the way there and back, and
-  faults that need a clock;
-- a request that was sent arrives, whatever becomes of who sent it, unless the network loses it. So requests, late registrations and
-  doubled deliveries stand in an agenda of the world's, which goes on between two processes;
+- what it does with a request, and what it bills, is `tests.text.provider_service` as it stands; here are the way there
+  and back, and faults that need a clock;
+- a request that was sent arrives, whatever becomes of who sent it, unless the network loses it. So requests, late
+  registrations and doubled deliveries stand in an agenda of the world's, which goes on between two processes;
 - the client is the SDK's own, with a transport that ends here;
 - no request meets more than `MOST` faults, so that patience is rewarded; what is told late is told in the end.
 """
@@ -40,12 +41,22 @@ LONG_S = 700.0
 """A job's model can stay unnamed, or its status unknown, for so long: longer than a client waits."""
 
 OF_REQUESTS = (
-    "no connection", "lost", "answer lost", "slow answer", "429", "500", "500 but done", "twice", "done later", "not JSON", "key expired",
+    "no connection", "lost", "answer lost", "slow answer", "429", "500", "500 but done", "twice", "done later",
+    "not JSON", "key expired",
 )  # fmt: skip
-OF_ANSWERS = ("listing lags", "status goes back", "no model yet", "unknown status", "no usage", "no trained tokens", "odd finish reason")
+OF_ANSWERS = (
+    "listing lags",
+    "status goes back",
+    "no model yet",
+    "unknown status",
+    "no usage",
+    "no trained tokens",
+    "odd finish reason",
+)
 OF_JOBS = ("job fails", "job is cancelled", "job takes long")
 FAULTS = (*OF_REQUESTS, *OF_ANSWERS, *OF_JOBS)
-_ODD = (None, "eos_token", "tool_calls", "", "END_TURN")  # all mean the same; after an unknown one the dialogue would be another
+# all mean the same; after an unknown one the dialogue would be another
+_ODD = (None, "eos_token", "tool_calls", "", "END_TURN")
 
 _ROUTES: tuple[tuple[str, str, str], ...] = (
     ("POST", r"/v1/chat/completions", "chat"),
@@ -99,9 +110,10 @@ class _Request(dict[Any, Any]):
 @dataclass
 class Provider(Service):
     """See the top of this file. chances: of faults. seen: which happened. sent, arrived: told of
-    (route, request) when one is sent, and when it arrives to be done; `sent` may say that the process dies "before" or "after" that.
-    delivered: told when a whole answer is with the client. forgets_keys: every arrival of a chat is billed, whatever its key.
-    billed: all that was charged, in picodollars. doubled: key -> creations that the network has doubled.
+    (route, request) when one is sent, and when it arrives to be done; `sent` may say that the process dies "before" or
+    "after" that. delivered: told when a whole answer is with the client. forgets_keys: every arrival of a chat is
+    billed, whatever its key. billed: all that was charged, in picodollars. doubled: key -> creations that the network
+    has doubled.
     """
 
     folder: Path
@@ -148,14 +160,17 @@ class Provider(Service):
         if self.dead():
             raise Gone
         route, match = next((name, m) for method, pattern, name in _ROUTES
-                            if method == request.method and (m := re.fullmatch(pattern, urlsplit(str(request.url)).path)))  # fmt: skip
+                            if method == request.method
+                            and (m := re.fullmatch(pattern, urlsplit(str(request.url)).path)))  # fmt: skip
         made, what = _Request(request, match.groupdict()), _what(request)
         dies = self.sent(route, made)
         if dies == "before":
             self.die()
         creates = request.method == "POST"
         faults = [name for name in OF_REQUESTS if creates or name not in ("500 but done", "twice", "done later")]
-        fault = next((name for name in faults if (route == "create_job" or name != "done later") and self._hit(name, what)), None)
+        fault = next(
+            (name for name in faults if (route == "create_job" or name != "done later") and self._hit(name, what)), None
+        )
         future: asyncio.Future[httpx2.Response | Exception] = asyncio.get_running_loop().create_future()
 
         def tell(told: httpx2.Response | Exception, delay_s: float) -> None:
@@ -169,7 +184,10 @@ class Provider(Service):
                 return tell(httpx2.ReadError("the connection was lost"), self._way_s())
             if fault in ("429", "500", "key expired"):
                 status = {"429": 429, "500": self.dice.choice((500, 502, 503)), "key expired": 401}[fault]
-                return tell(_error(status, self.dice.choice(({}, {"retry-after": "2"})) if fault == "429" else {}), self._way_s())
+                return tell(
+                    _error(status, self.dice.choice(({}, {"retry-after": "2"})) if fault == "429" else {}),
+                    self._way_s(),
+                )
             done = self._do(route, made)
             if fault == "twice":
                 self.doubled[_key(made)] += 1
@@ -179,11 +197,15 @@ class Provider(Service):
             if fault == "answer lost":
                 return tell(httpx2.ReadError("the connection was lost"), self._way_s())
             if fault == "not JSON":
-                done = httpx2.Response(200, content=b"<html>gateway</html>", headers={"content-type": "application/json"})
+                done = httpx2.Response(
+                    200, content=b"<html>gateway</html>", headers={"content-type": "application/json"}
+                )
             return tell(done, 200.0 if fault == "slow answer" else self._way_s())
 
         if fault == "no connection":
-            raise httpx2.ConnectError("refused") from aiohttp.ClientConnectorError(_PLACE, OSError(111, "Connection refused"))
+            raise httpx2.ConnectError("refused") from aiohttp.ClientConnectorError(
+                _PLACE, OSError(111, "Connection refused")
+            )
         self.agenda.after(self._way_s() if dies is None else self.dice.uniform(0.0, LATE_S), arrive)
         if dies == "after":
             self.die()
@@ -234,7 +256,9 @@ class Provider(Service):
         elif route == "jobs":
             told["data"] = [self._aged(row) for row in told["data"]]
             if self._hit("listing lags"):
-                told["data"] = [row for row in told["data"] if self._begun(row) <= self.clock.true() - self.dice.uniform(0.0, LAG_S)]
+                told["data"] = [
+                    row for row in told["data"] if self._begun(row) <= self.clock.true() - self.dice.uniform(0.0, LAG_S)
+                ]
         elif route in ("job", "cancel"):
             told = self._aged(told)
         return told
@@ -250,7 +274,10 @@ class Provider(Service):
             row = self.dice.choice([old for at, old in past if at >= self.clock.now - LAG_S])
         row, mark = dict(row), random.Random(f"{row['id']} {self.options.fault_seed}")
         age = self.clock.true() - self.state.jobs[row["id"]].begun
-        odd = {name: mark.random() < self.chances.get(name, 0.0) for name in ("no model yet", "unknown status", "no trained tokens")}
+        odd = {
+            name: mark.random() < self.chances.get(name, 0.0)
+            for name in ("no model yet", "unknown status", "no trained tokens")
+        }
         lasts = mark.choice((5.0, 60.0, LONG_S))
         if odd["unknown status"] and age < lasts and row["status"] not in ("succeeded", "failed", "cancelled"):
             self.seen["unknown status"] += 1
@@ -301,7 +328,9 @@ def _now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _error(status: int, headers: dict[str, str]) -> httpx2.Response:
-    return httpx2.Response(status, json={"error": {"message": "simulated", "type": "error", "code": None}}, headers=headers)
+    return httpx2.Response(
+        status, json={"error": {"message": "simulated", "type": "error", "code": None}}, headers=headers
+    )
 
 
 def _what(request: httpx2.Request) -> str:

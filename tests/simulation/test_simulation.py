@@ -11,7 +11,9 @@ ROOT = Path(__file__).parents[2]
 
 def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, since time, disk and tasks of that process are the world's for good."""
-    return subprocess.run([sys.executable, "-m", "tests.simulation", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
 
 
 @pytest.mark.parametrize("seeds", ["0-11", pytest.param("12-399", marks=pytest.mark.slow)])

@@ -1,8 +1,8 @@
 """What runs in simulated worlds, and what stands there in the place of what would take too long.
 
 Decisions that matter here:
-- language agents: `run_experiment` and `resume_experiment` as they are. In the place of a report, which is drawn from files that
-  stand, there is a line of text; prompts and YAML, the same in all worlds, are read once in a process;
+- language agents: `run_experiment` and `resume_experiment` as they are. In the place of a report, which is drawn from
+  files that stand, there is a line of text; prompts and YAML, the same in all worlds, are read once in a process;
 - networks: see `tests.simulation.networks`.
 """
 
@@ -84,12 +84,15 @@ def run(variant: str, budget: float | None, folder: Path) -> None:
 def install() -> None:
     """Put the stand-ins in place, for good."""
     networks.install()
-    nip_ray.text.training.trainer.write_report = lambda run: write_atomically(Path(run) / "report.html", b"drawn from what is there")
+    nip_ray.text.training.trainer.write_report = lambda run: write_atomically(
+        Path(run) / "report.html", b"drawn from what is there"
+    )
     environment = nip_ray.storage.folder.environment()
     nip_ray.runs.experiment.environment = lambda: environment
     kind, built = LANGUAGE_SCENARIOS["code_validation"], {}
 
-    def build(protocol: Any, settings: Any) -> Any:  # once: its prompts, which are the same in all worlds, take longer than all else
+    # once: its prompts, which are the same in all worlds, take longer than all else
+    def build(protocol: Any, settings: Any) -> Any:
         known = repr(settings)
         return built[known] if known in built else built.setdefault(known, kind.build(protocol, settings))
 

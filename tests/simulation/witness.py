@@ -1,10 +1,11 @@
 """What must hold in a simulated world at every step, kept by a model that shares no code with what it watches.
 
-- a job is asked for once for each key, besides what the network doubles; when a creation arrives, the platter has its `submit`;
-- no chat is sent without a key, or again under one whose reply is recorded, or came while the process had time to record it; what is asked
-  has one key in all lives, and nothing is asked that the undisturbed run does not ask;
-- the provider's bill never exceeds the budget, unless a disk that lied lost power, nor, where no power failure took records away, what the
-  run has booked; what is booked as certain never exceeds the bill;
+- a job is asked for once for each key, besides what the network doubles; when a creation arrives, the platter has its
+  `submit`;
+- no chat is sent without a key, or again under one whose reply is recorded, or came while the process had time to
+  record it; what is asked has one key in all lives, and nothing is asked that the undisturbed run does not ask;
+- the provider's bill never exceeds the budget, unless a disk that lied lost power, nor, where no power failure took
+  records away, what the run has booked; what is booked as certain never exceeds the bill;
 - a budget is said to be used up only where a life in which nothing went wrong could have used it up;
 - when all is over no job runs, and as many models were made as there had to be;
 - stages follow each other in their order, none is skipped, and only a job that has to be made again leads back;
@@ -26,9 +27,11 @@ _LEFT_OUT = re.compile(r"time/|cost/")
 
 
 class Witness:
-    """violate: told of what was seen. orders: of an iteration that is not the last, and of the last: the stages in order.
+    """violate: told of what was seen. orders: of an iteration that is not the last, and of the last: the stages in
+    order.
 
-    honest: whether the disk has never lied. complete: whether no power failure has taken records away. billed: gives the provider's bill.
+    honest: whether the disk has never lied. complete: whether no power failure has taken records away. billed: gives
+    the provider's bill.
     """
 
     def __init__(
@@ -40,7 +43,14 @@ class Witness:
         iterations: int,
         billed: Callable[[], int],
     ) -> None:
-        self.run, self.disk, self.violate, self.orders, self.iterations, self.billed = run, disk, violate, orders, iterations, billed
+        self.run, self.disk, self.violate, self.orders, self.iterations, self.billed = (
+            run,
+            disk,
+            violate,
+            orders,
+            iterations,
+            billed,
+        )
         self.honest = self.complete = True
         self.chats: dict[str, str] = {}
         self._asked: Counter[str] = Counter()
@@ -52,19 +62,23 @@ class Witness:
     # --------------------------------------------------------------------------------------------------------- requests
 
     def creation(self, key: str, doubled: int) -> None:
-        """A request to create a job arrives to be done. doubled: how many of its arrivals are the network's doing, so far."""
+        """A request to create a job arrives to be done. doubled: how many of its arrivals are the network's doing, so
+        far."""
         self._asked[key] += 1
         if self.honest and self._asked[key] - doubled > 1:
             self.violate(f"job {key[:8]} was asked for {self._asked[key]} times")
         journal = self.disk.synced("run/jobs.jsonl") or b""
-        if self.honest and not any(f'"key":"{key}"'.encode() in line and b'"kind":"submit"' in line for line in journal.splitlines()):
+        if self.honest and not any(
+            f'"key":"{key}"'.encode() in line and b'"kind":"submit"' in line for line in journal.splitlines()
+        ):
             self.violate(f"job {key[:8]} was asked for before the journal had it")
 
     def chat(self, key: str, body: bytes, undisturbed: dict[str, str] | None) -> None:
         """A chat is sent. undisturbed: `chats` of the undisturbed run, None of that run itself."""
         if not key:
             self.violate("a chat was sent without a key")
-        asked = {name: value for name, value in json.loads(body).items() if name != "model"}  # models have names of their own in each world
+        # models have names of their own in each world
+        asked = {name: value for name, value in json.loads(body).items() if name != "model"}
         if asked["messages"] == [{"role": "user", "content": "Hello"}]:
             return  # of no dialogue: is there a model that the lists, which could not be read, do not name?
         what = json.dumps(asked, sort_keys=True)
@@ -131,7 +145,11 @@ class Witness:
         journal = (self.disk.synced("run/jobs.jsonl") or b"").decode("utf-8", "replace")
         for group in state["groups"].values():
             key = group["job_key"]
-            if self.honest and key is not None and not re.search(rf'"key":"{key}","kind":"job"|"kind":"job","key":"{key}"', journal):
+            if (
+                self.honest
+                and key is not None
+                and not re.search(rf'"key":"{key}","kind":"job"|"kind":"job","key":"{key}"', journal)
+            ):
                 self.violate(f"the state waits for job {key[:8]}, of which the journal knows nothing")
 
     def _next(self, iteration: int, stage: str) -> tuple[int, str]:
@@ -171,14 +189,16 @@ class Witness:
             self.violate(f"billed {billed / PICO} of a budget of {budget_usd}")
 
     def _booked(self, cost: dict[str, Any]) -> None:
-        """A stage came to its end: what the run says that it cost is at least what was billed, and what is certain of it at most that."""
+        """A stage came to its end: what the run says that it cost is at least what was billed, and what is certain of
+        it at most that."""
         if self.complete and round((cost["usd"] + cost["uncertain_usd"]) * PICO) < self.billed():
             self.violate(f"booked {cost['usd']} and perhaps {cost['uncertain_usd']}, billed {self.billed() / PICO}")
         if round(cost["usd"] * PICO) > self.billed():
             self.violate(f"booked {cost['usd']} as certain, billed {self.billed() / PICO}")
 
     def spent(self) -> int:
-        """What may have been spent by the records, in picodollars: not less than what a process that begins now counts."""
+        """What may have been spent by the records, in picodollars: not less than what a process that begins now
+        counts."""
         made = 0
         for path in (self.run / "calls").glob("*.jsonl"):
             worst: dict[str, int] = {}
@@ -189,11 +209,21 @@ class Witness:
                 else:
                     made += entry.get("cost_pusd", 0) + entry["uncertain_pusd"] - worst.get(entry["key"], 0)
         intents = self._intents()
-        return made + sum(intents[entry["key"]] for entry in _entries(self.run / "jobs.jsonl") if entry["kind"] in ("submit", "duplicate"))
+        return made + sum(
+            intents[entry["key"]]
+            for entry in _entries(self.run / "jobs.jsonl")
+            if entry["kind"] in ("submit", "duplicate")
+        )
 
     def aside(self) -> int:
-        """What a run like this one may have set aside at once, those calls apart that are waited for: all its jobs and a call."""
-        begun = (entry["worst_pusd"] for path in (self.run / "calls").glob("*.jsonl") for entry in _entries(path) if "worst_pusd" in entry)
+        """What a run like this one may have set aside at once, those calls apart that are waited for: all its jobs and
+        a call."""
+        begun = (
+            entry["worst_pusd"]
+            for path in (self.run / "calls").glob("*.jsonl")
+            for entry in _entries(path)
+            if "worst_pusd" in entry
+        )
         return sum(self._intents().values()) + max(begun, default=0)
 
     def _intents(self) -> dict[str, int]:
@@ -206,7 +236,9 @@ class Witness:
     def outcome(self) -> dict[str, Any]:
         """What does not depend on who was killed when."""
         rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
-        made: dict[str, Any] = {"rows": [{key: row[key] for key in sorted(row) if not _LEFT_OUT.match(key)} for row in rows]}
+        made: dict[str, Any] = {
+            "rows": [{key: row[key] for key in sorted(row) if not _LEFT_OUT.match(key)} for row in rows]
+        }
         for path in self._whole("rollouts"):
             made[str(path.relative_to(self.run))] = path.read_text()
         made["evaluation"] = json.loads((self.run / "evaluation.json").read_text())
@@ -217,7 +249,9 @@ class Witness:
 
     def _whole(self, folder: str) -> list[Path]:
         """The files in a folder of the run but what a dead writer left half written."""
-        return sorted(path for path in (self.run / folder).rglob("*") if path.is_file() and not path.name.startswith("."))
+        return sorted(
+            path for path in (self.run / folder).rglob("*") if path.is_file() and not path.name.startswith(".")
+        )
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:

@@ -1,15 +1,17 @@
 """A run in a simulated world, by a seed: processes that live and die until the run is over.
 
 Decisions that matter here:
-- what runs is the code of `nip-ray train` and `nip-ray resume` (`variants`); simulated are time, tasks, disk, network and provider;
-- the seed draws a plan: for each life what happens at which operation of the disk, or at which await; which faults the provider has; how
-  clocks jump. Where a life may be struck is known from an undisturbed run (`Reference`), and kinds of places are drawn evenly: what is
-  rare is struck as often as what happens all the time;
-- what only disturbed runs come to (the way back after a crash, a job that is cancelled) is no place of the undisturbed one: in some worlds
-  each such place is struck by the same chance, however often it is come to;
-- after the lives of the plan come calm ones, in which nothing goes wrong any more: there the run has to end, and as the undisturbed did;
-- a process may also end by itself, with an error of ours and only where something was done to it that it cannot mend. Then the operator
-  does what the error asks for, and resumes.
+- what runs is the code of `nip-ray train` and `nip-ray resume` (`variants`); simulated are time, tasks, disk, network
+  and provider;
+- the seed draws a plan: for each life what happens at which operation of the disk, or at which await; which faults the
+  provider has; how clocks jump. Where a life may be struck is known from an undisturbed run (`Reference`), and kinds of
+  places are drawn evenly: what is rare is struck as often as what happens all the time;
+- what only disturbed runs come to (the way back after a crash, a job that is cancelled) is no place of the undisturbed
+  one: in some worlds each such place is struck by the same chance, however often it is come to;
+- after the lives of the plan come calm ones, in which nothing goes wrong any more: there the run has to end, and as the
+  undisturbed did;
+- a process may also end by itself, with an error of ours and only where something was done to it that it cannot mend.
+  Then the operator does what the error asks for, and resumes.
 """
 
 import asyncio
@@ -56,8 +58,8 @@ CALM_LIVES = 6
 
 @dataclass(frozen=True)
 class Strike:
-    """Something happens to a process at the `number`-th time (from 1) that it comes to a place. place: (operation, kind of file), or
-    ("await", line of code), or ("sent", kind of request). power: the machine goes with it.
+    """Something happens to a process at the `number`-th time (from 1) that it comes to a place. place: (operation, kind
+    of file), or ("await", line of code), or ("sent", kind of request). power: the machine goes with it.
     """
 
     place: tuple[str, str]
@@ -68,9 +70,10 @@ class Strike:
 
 @dataclass(frozen=True)
 class Life:
-    """What happens to one process. jumps: (step, seconds) by which the wall clock jumps. pause_s: until the next process. beside: another
-    process, which was cut off and lives, has the run's lock. damage: how many files are damaged before it (of networks). late: the chance
-    of each place that no undisturbed run comes to. fills: a disk without space has none until the process ends.
+    """What happens to one process. jumps: (step, seconds) by which the wall clock jumps. pause_s: until the next
+    process. beside: another process, which was cut off and lives, has the run's lock. damage: how many files are
+    damaged before it (of networks). late: the chance of each place that no undisturbed run comes to. fills: a disk
+    without space has none until the process ends.
     """
 
     strikes: tuple[Strike, ...] = ()
@@ -85,8 +88,8 @@ class Life:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed stands for. forgets_keys: the provider bills every arrival of a chat. one_pid: all processes have the same id, as in
-    containers.
+    """What a seed stands for. forgets_keys: the provider bills every arrival of a chat. one_pid: all processes have the
+    same id, as in containers.
     """
 
     seed: int
@@ -100,8 +103,8 @@ class Plan:
 
 @dataclass
 class Reference:
-    """An undisturbed run. jobs: how many it makes. places: how often a process comes to each place. usd: what it costs. chats: what it
-    asks. enough: a budget in picodollars that suffices for all of it.
+    """An undisturbed run. jobs: how many it makes. places: how often a process comes to each place. usd: what it costs.
+    chats: what it asks. enough: a budget in picodollars that suffices for all of it.
     """
 
     outcome: dict[str, Any]
@@ -136,18 +139,33 @@ def draw(seed: int) -> Plan:
 
     def life(number: int) -> Life:
         strikes = []
-        chosen = [dice.choice(files if dice.random() < 0.7 or not awaits else awaits) for _ in range(dice.choice((0, 1, 1, 1, 2, 3)))]
+        chosen = [
+            dice.choice(files if dice.random() < 0.7 or not awaits else awaits)
+            for _ in range(dice.choice((0, 1, 1, 1, 2, 3)))
+        ]
         for place, action in [aimed] if number == 0 else chosen:
             times = 1 if dice.random() < 0.4 else dice.randint(1, known.places[place])
             strikes.append(Strike(place, action, times, dice.random() < 0.5))
         jumps = [
-            (dice.randint(1, 600), dice.choice((-1, 1)) * dice.choice((30.0, 3600.0, 1e6))) for _ in range(dice.choice((0, 0, 0, 1, 2)))
+            (dice.randint(1, 600), dice.choice((-1, 1)) * dice.choice((30.0, 3600.0, 1e6)))
+            for _ in range(dice.choice((0, 0, 0, 1, 2)))
         ]
         damaged = dice.choice((0, 0, 1, 2, 3)) if variant == "networks" and number > 0 else 0
         pause_s = dice.choice((0.0, 1.0, 30.0, 4000.0, 1e5))
-        return Life(tuple(strikes), lies and dice.random() < 0.7, tuple(jumps), pause_s, number > 0 and dice.random() < 0.05, damaged)
+        return Life(
+            tuple(strikes),
+            lies and dice.random() < 0.7,
+            tuple(jumps),
+            pause_s,
+            number > 0 and dice.random() < 0.05,
+            damaged,
+        )
 
-    chances = {} if lies or dice.random() < 0.25 else {name: dice.choice((0.02, 0.1, 0.4)) for name in FAULTS if dice.random() < 0.35}
+    chances = (
+        {}
+        if lies or dice.random() < 0.25
+        else {name: dice.choice((0.02, 0.1, 0.4)) for name in FAULTS if dice.random() < 0.35}
+    )
     for rare in ("key expired", "job fails", "job is cancelled"):
         if rare in chances:
             chances[rare] = min(chances[rare], 0.1)
@@ -162,7 +180,10 @@ def draw(seed: int) -> Plan:
     more = random.Random(f"more {seed}")
     if more.random() < 0.1:
         place, action = reads[seed // len(VARIANTS) % len(reads)]
-        lives = (replace(lives[0], strikes=(*lives[0].strikes, Strike(place, action, more.randint(1, known.places[place])))), *lives[1:])
+        lives = (
+            replace(lives[0], strikes=(*lives[0].strikes, Strike(place, action, more.randint(1, known.places[place])))),
+            *lives[1:],
+        )
         if seed // len(VARIANTS) // len(reads) % 2:
             aimed, cycle = (place, action), SURELY
     late, fills = more.choice((0.0, 0.1, 0.5)), more.random() < 0.5
@@ -186,8 +207,8 @@ class World:
         self.run = folder / "disk" / "run"
         self.disk = Disk(folder / "disk", self.dice, self._fault)
         options = Options(
-            roles=cooperation.roles(), situation="tests.text.cooperation:situation", prices=cooperation.PRICES, job_s=90.0,
-            fault_seed=plan.seed,
+            roles=cooperation.roles(), situation="tests.text.cooperation:situation", prices=cooperation.PRICES,
+            job_s=90.0, fault_seed=plan.seed,
             faults={old: plan.chances[new] for new, old in _FATES.items() if new in plan.chances},
         )  # fmt: skip
         (folder / "provider").mkdir()
@@ -215,7 +236,8 @@ class World:
         last = order if algorithm.get("fine_tune_after_last") else ["sample", "log", "test"]
         return Witness(self.run, self.disk, self.violate, (order, last), iterations, self.billed)
 
-    # ----------------------------------------------------------------------------------------------------------- what happens
+    # ----------------------------------------------------------------------------------------------------------- what
+    # happens
 
     @property
     def dead(self) -> bool:
@@ -304,7 +326,8 @@ class World:
             self._compare()
 
     def _calm(self) -> bool:
-        """Whether the run came to its end; else the disk that lied has cost what is needed for that, and one line said so."""
+        """Whether the run came to its end; else the disk that lied has cost what is needed for that, and one line said
+        so."""
         self.provider.chances.clear()
         self.provider.faults.chances.clear()
         for _ in range(CALM_LIVES):
@@ -327,7 +350,9 @@ class World:
                 self.hurt = True
         self.witness.begins()
         self._spent = self.witness.spent() if self.budget is not None and self.witness.honest else None
-        self._awaited = bool(life.late) or any(strike.place[0] == "await" for strike in life.strikes) or self.plan.seed < 0
+        self._awaited = (
+            bool(life.late) or any(strike.place[0] == "await" for strike in life.strikes) or self.plan.seed < 0
+        )
         self.disk.dead, self.disk.lies = False, life.lies
         self.witness.honest &= not life.lies
         self.happened["fsync lies"] += life.lies
@@ -383,7 +408,9 @@ class World:
             assert self.budget is not None
             spent = None if self._struck or self.provider.seen != before or self.provider.doubled else self._spent
             if spent is not None and self.budget * PICO >= spent + reference(self.plan.variant).enough:
-                self.violate(f"a budget of {self.budget} is said to be used up, when at most {spent / PICO} was spent: {error}")
+                self.violate(
+                    f"a budget of {self.budget} is said to be used up, when at most {spent / PICO} was spent: {error}"
+                )
             self.budget *= 2
             if self.budget > 50 * reference(self.plan.variant).usd:
                 self.violate(f"a budget of {self.budget / 2} is said to be used up")
@@ -406,7 +433,9 @@ class World:
         if running := [job.id for job in jobs if job.now() not in ("succeeded", "failed", "cancelled")]:
             raise Violation(f"still running when all is over: {running}")
         made = sum(job.status == "succeeded" for job in jobs)
-        if self.witness.honest and not 0 <= made - reference(self.plan.variant).jobs <= sum(self.provider.doubled.values()):
+        if self.witness.honest and not 0 <= made - reference(self.plan.variant).jobs <= sum(
+            self.provider.doubled.values()
+        ):
             raise Violation(f"{made} models were made instead of {reference(self.plan.variant).jobs}")
         names = sorted({*found, *expected})
         if self.hurt or not self.witness.honest:  # files that nobody reads again are lost without a word; figures never
@@ -421,7 +450,8 @@ class World:
         for name in names:
             if found.get(name) != expected.get(name):
                 raise Violation(
-                    f"{name} is not as in the undisturbed run: {str(found.get(name))[:400]} instead of {str(expected.get(name))[:400]}"
+                    f"{name} is not as in the undisturbed run: {str(found.get(name))[:400]} instead of"
+                    f" {str(expected.get(name))[:400]}"
                 )
         if self.violation is not None:
             raise Violation(self.violation)
@@ -449,7 +479,17 @@ class World:
         loops: list[VirtualLoop] = []
 
         def loop() -> VirtualLoop:
-            loops.append(VirtualLoop(self.clock, self.dice, self._step, lambda: self.dead, self.agenda.next, self.agenda.run, self.violate))
+            loops.append(
+                VirtualLoop(
+                    self.clock,
+                    self.dice,
+                    self._step,
+                    lambda: self.dead,
+                    self.agenda.next,
+                    self.agenda.run,
+                    self.violate,
+                )
+            )
             return loops[-1]
 
         policy = asyncio.get_event_loop_policy()
@@ -493,7 +533,9 @@ def reference(variant: str) -> Reference:
         if not world._live(Life()):
             raise RuntimeError(f"the undisturbed run of {variant} does not come to an end")
         jobs, chats, aside = len(world.provider.state.jobs), world.witness.chats, world.witness.aside()
-        return Reference(world.witness.outcome(), jobs, world.places, world.billed() / PICO, chats, world.billed() + aside)
+        return Reference(
+            world.witness.outcome(), jobs, world.places, world.billed() / PICO, chats, world.billed() + aside
+        )
 
 
 def install(*, quiet: bool = True) -> None:

@@ -1,5 +1,5 @@
-"""What tests of mirrors share: run folders to copy, and an S3 server on loopback, with a gate before it that can be shut in the middle of a
-request."""
+"""What tests of mirrors share: run folders to copy, and an S3 server on loopback, with a gate before it that can be
+shut in the middle of a request."""
 
 import json
 import re
@@ -31,7 +31,11 @@ def refusal(call: Callable[[], object]) -> str:
 def at_home(folder: Path) -> dict[str, int]:
     """What of a run folder ought to be copied."""
     found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    return {name.as_posix(): path.stat().st_size for name, path in found.items() if not any(part.startswith(".") for part in name.parts)}
+    return {
+        name.as_posix(): path.stat().st_size
+        for name, path in found.items()
+        if not any(part.startswith(".") for part in name.parts)
+    }
 
 
 def everything(*folders: Path) -> bytes:
@@ -60,10 +64,14 @@ def checkpoint(folder: Path, iteration: int, content: str = "tensors") -> None:
 def running() -> Iterator[int]:
     """The port of a server in a process of its own, which ends with the context. It takes any credentials."""
     code = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stderr is not None
-        port = next(int(found[1]) for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:(\d+)", line)))
+        port = next(
+            int(found[1]) for line in process.stderr if (found := re.search(r"http://127\.0\.0\.1:(\d+)", line))
+        )
         threading.Thread(target=process.stderr.read, daemon=True).start()  # else it stops when the pipe is full
         yield port
     finally:
@@ -83,7 +91,10 @@ def bucket(port: int) -> Any:
     from botocore.config import Config
 
     return boto3.client(
-        "s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1", config=Config(s3={"addressing_style": "path"})
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}),
     )
 
 
@@ -96,7 +107,8 @@ def delete_raw(port: int, key: str) -> None:
 
 
 class Gate:
-    """Passes bytes on to the S3 server. stuck: set once a request for `closed` came, from when on nothing is passed on any more."""
+    """Passes bytes on to the S3 server. stuck: set once a request for `closed` came, from when on nothing is passed on
+    any more."""
 
     def __init__(self, port: int, closed: bytes) -> None:
         self.closed, self.stuck = closed, threading.Event()

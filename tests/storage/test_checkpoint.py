@@ -166,8 +166,11 @@ def test_going_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [1, None])
-def test_a_valid_checkpoint_at_every_step_of_a_save(tmp_path: Path, keep: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop the second save at each of its steps in turn: the first or the second one must load, and a third save tidy up."""
+def test_a_valid_checkpoint_at_every_step_of_a_save(
+    tmp_path: Path, keep: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop the second save at each of its steps in turn: the first or the second one must load, and a third save tidy
+    up."""
 
     class Stop(BaseException):
         """A kill."""
@@ -188,7 +191,13 @@ def test_a_valid_checkpoint_at_every_step_of_a_save(tmp_path: Path, keep: int | 
             save_checkpoint(folder, 10, {"first": 1}, {}, MINE, keep)
             left = [stop]
             with monkeypatch.context() as patch:
-                for owner, name in ((Path, "rename"), (shutil, "rmtree"), (os, "fsync"), (torch, "save"), (Path, "write_bytes")):
+                for owner, name in (
+                    (Path, "rename"),
+                    (shutil, "rmtree"),
+                    (os, "fsync"),
+                    (torch, "save"),
+                    (Path, "write_bytes"),
+                ):
                     patch.setattr(owner, name, stopping(getattr(owner, name), left))
                 try:
                     save(folder, second, keep=keep)
@@ -303,7 +312,9 @@ def test_nothing_falls_back_from_what_a_newer_version_wrote(tmp_path: Path) -> N
     del content["sha256"]
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     manifest.write_text(json.dumps({**content, "sha256": hashlib.sha256(canonical).hexdigest()}))
-    with pytest.raises(UserError, match="000020 has the format version 2, and this nip_ray knows those up to 1; use a newer one"):
+    with pytest.raises(
+        UserError, match="000020 has the format version 2, and this nip_ray knows those up to 1; use a newer one"
+    ):
         load_checkpoint(tmp_path)
     assert_is(load_checkpoint(tmp_path, 10), 10)
 
@@ -316,7 +327,8 @@ def test_nothing_left(tmp_path: Path) -> None:
     (tmp_path / "000010" / "state.json").unlink()
     (tmp_path / "000020" / "prover.pt").write_bytes(b"")
     with pytest.raises(
-        UserError, match=r"no undamaged.*000020 is damaged: prover\.pt has 0 bytes.*000010 is damaged: state\.json is missing"
+        UserError,
+        match=r"no undamaged.*000020 is damaged: prover\.pt has 0 bytes.*000010 is damaged: state\.json is missing",
     ):
         load_checkpoint(tmp_path)
     with pytest.raises(UserError, match=r"no checkpoint of iteration 15 \(there is: 10, 20\)"):

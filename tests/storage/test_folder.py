@@ -145,9 +145,19 @@ def test_a_lock_that_was_removed_is_taken_again_or_missed(tmp_path: Path) -> Non
 
 def test_rows_come_back(run: RunFolder) -> None:
     run.append_metrics(
-        {"iteration": 1, "a/b": np.float32(0.5), "n": np.int64(3), "t": torch.tensor(2.5), "ok": True, "b": np.bool_(False), "s": "x\r\né"}
+        {
+            "iteration": 1,
+            "a/b": np.float32(0.5),
+            "n": np.int64(3),
+            "t": torch.tensor(2.5),
+            "ok": True,
+            "b": np.bool_(False),
+            "s": "x\r\né",
+        }
     )
-    run.append_metrics({"iteration": np.int64(2), "nan": math.nan, "inf": -math.inf, "t": torch.tensor(math.nan), "none": None})
+    run.append_metrics(
+        {"iteration": np.int64(2), "nan": math.nan, "inf": -math.inf, "t": torch.tensor(math.nan), "none": None}
+    )
     expected = [
         {"iteration": 1, "a/b": 0.5, "n": 3, "t": 2.5, "ok": True, "b": False, "s": "x\r\né"},
         {"iteration": 2, "nan": None, "inf": None, "t": None, "none": None},
@@ -176,7 +186,8 @@ def test_every_way_to_tear_the_last_line(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [b'{"iteration": 2, "lo\n', b"\n", b"[1]\n", b'{"iteration": 2}\n', b'{"loss": 2, "version": 1}\n', b"\xff\n"]
+    "damage",
+    [b'{"iteration": 2, "lo\n', b"\n", b"[1]\n", b'{"iteration": 2}\n', b'{"loss": 2, "version": 1}\n', b"\xff\n"],
 )
 def test_a_damaged_line_before_the_last_is_named(run: RunFolder, damage: bytes) -> None:
     fill(run, 1, 2, 3)
@@ -208,7 +219,10 @@ def test_rewind(run: RunFolder) -> None:
 
 
 def test_transcripts(run: RunFolder) -> None:
-    records = [{"instance": 1, "rounds": [{"round": 0, "reward": math.nan}]}, {"instance": 2, "tokens": torch.tensor([1, 2])}]
+    records = [
+        {"instance": 1, "rounds": [{"round": 0, "reward": math.nan}]},
+        {"instance": 2, "tokens": torch.tensor([1, 2])},
+    ]
     for name in ("000010", "greedy-000009", "sampled-000011", "1000000"):
         run.write_transcripts(name, iter(records))
     expected = [{"instance": 1, "rounds": [{"round": 0, "reward": None}]}, {"instance": 2, "tokens": [1, 2]}]
@@ -227,7 +241,9 @@ def test_transcripts(run: RunFolder) -> None:
 
 def test_documents(run: RunFolder) -> None:
     content = {"accuracy": 0.75, "by_score": {"1": [0.5, None]}}
-    path = RunFolder.open(run.path).write_json("evaluation.json", {**content, "by_score": {"1": (np.float64(0.5), math.inf)}})
+    path = RunFolder.open(run.path).write_json(
+        "evaluation.json", {**content, "by_score": {"1": (np.float64(0.5), math.inf)}}
+    )
     assert run.read_json("evaluation.json") == content
     document = json.loads(path.read_text())
     assert (document["format"], document["version"]) == ("nip_ray.evaluation", 1)

@@ -9,8 +9,12 @@ import pytest
 from nip_ray.storage.folder import lock
 from nip_ray.storage.listing import find_runs, list_runs, look_at
 
-CONFIG = "name: n\nseed: 1\niterations: 4\nscenario: {name: message_game}\nprotocol: {name: nip}\nalgorithm: {name: ppo}\n"
-RUNNER = "environment: {name: gymnasium, id: CartPole-v1}\nlearners: [{algorithm: {name: ppo}}]\ndriver: {timesteps: 4}\n"
+CONFIG = (
+    "name: n\nseed: 1\niterations: 4\nscenario: {name: message_game}\nprotocol: {name: nip}\nalgorithm: {name: ppo}\n"
+)
+RUNNER = (
+    "environment: {name: gymnasium, id: CartPole-v1}\nlearners: [{algorithm: {name: ppo}}]\ndriver: {timesteps: 4}\n"
+)
 TOO_LARGE = "config.yaml is no config: more than 100 levels or 50,000 values"
 BILLIONS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
@@ -27,7 +31,9 @@ def run(path: Path, config: str = CONFIG, rows: str = "", finished: bool = False
     (path / "metrics.jsonl").write_text(rows)
     if finished:
         digest = hashlib.sha256(config.encode()).hexdigest()
-        (path / "run.json").write_text(json.dumps({"format": "nip_ray.run", "version": 1, "run_id": "n", "finished": digest}))
+        (path / "run.json").write_text(
+            json.dumps({"format": "nip_ray.run", "version": 1, "run_id": "n", "finished": digest})
+        )
     return path
 
 
@@ -63,9 +69,12 @@ def test_nesting_that_parsers_give_up_on_is_damage(tmp_path: Path) -> None:
 
 
 def test_what_is_said_of_a_run(tmp_path: Path) -> None:
-    """The headline is the last evaluation's, however many rows were written since; a torn last line is as good as none."""
+    """The headline is the last evaluation's, however many rows were written since; a torn last line is as good as
+    none."""
     rows = row(1, **{"eval/verifier/accuracy": 0.6}) + row(2, **{"eval/verifier/accuracy": 0.7})
-    rows += "".join(row(i, **{f"train/{'x' * 200}": 1.0, "train/verifier/accuracy": 0.5}) for i in range(3, 900)) + '{"iter'
+    rows += (
+        "".join(row(i, **{f"train/{'x' * 200}": 1.0, "train/verifier/accuracy": 0.5}) for i in range(3, 900)) + '{"iter'
+    )
     found = look_at(run(tmp_path / "a", rows=rows), tmp_path)
     assert (found.place, found.about, found.progress, found.metric, found.value) == (
         "a",
@@ -77,7 +86,8 @@ def test_what_is_said_of_a_run(tmp_path: Path) -> None:
 
 
 def test_which_folders_are_runs(tmp_path: Path) -> None:
-    """Those below others, a sweep's trials once; not what lies in a run, behind a link, hidden, or has a config of something else."""
+    """Those below others, a sweep's trials once; not what lies in a run, behind a link, hidden, or has a config of
+    something else."""
     for place in ("a", "b/c", "sweep/trials/1", "sweep/best", "a/inner", ".hidden"):
         run(tmp_path / place)
     (tmp_path / "sweep/sweep.yaml").touch()

@@ -1,4 +1,5 @@
-"""Copies of run folders in object stores: on a file system, and in an S3 server on loopback, which pyarrow reaches by its real protocol."""
+"""Copies of run folders in object stores: on a file system, and in an S3 server on loopback, which pyarrow reaches by
+its real protocol."""
 
 import json
 import re
@@ -28,10 +29,26 @@ from nip_ray.tracking import RunInfo, check_trackers
 from nip_ray.tracking import mirror as tracker
 from nip_ray.tracking.mirror import Copier, NotOurs
 from tests.runs.small import MESSAGES, command, environment, nip_ray, small, untimed, write_small
-from tests.storage.mirrored import BUCKET, at_home, checkpoint, delete_raw, everything, gate, made_by_hand, owner, put_raw, refusal, running
+from tests.storage.mirrored import (
+    BUCKET,
+    at_home,
+    checkpoint,
+    delete_raw,
+    everything,
+    gate,
+    made_by_hand,
+    owner,
+    put_raw,
+    refusal,
+    running,
+)
 
 CANARY = "canary-4f1d-secret-of-the-bucket"
-KEYS = {"AWS_ACCESS_KEY_ID": "canary-4f1d-name-of-the-key", "AWS_SECRET_ACCESS_KEY": CANARY, "AWS_EC2_METADATA_DISABLED": "true"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "canary-4f1d-name-of-the-key",
+    "AWS_SECRET_ACCESS_KEY": CANARY,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 ALL = ("checkpoint.interval=1", "checkpoint.keep=2", "evaluation.interval=2", "iterations=4")
 
 
@@ -95,10 +112,21 @@ def test_a_run_is_copied_and_its_numbers_are_those_without_a_copy(
     assert rows(run) == rows(undisturbed)
     there = files(f"{url}/first")
     assert there == at_home(run)
-    assert {"config.yaml", "metrics.jsonl", "run.json", "evaluation.json", "report.html", "transcripts/000004.jsonl"} <= set(there)
-    assert {name.split("/")[1] for name in there if name.startswith("checkpoints/")} == {"000003", "000004"}, "the others were pruned"
+    assert {
+        "config.yaml",
+        "metrics.jsonl",
+        "run.json",
+        "evaluation.json",
+        "report.html",
+        "transcripts/000004.jsonl",
+    } <= set(there)
+    assert {name.split("/")[1] for name in there if name.startswith("checkpoints/")} == {"000003", "000004"}, (
+        "the others were pruned"
+    )
     fetched = fetch_mirror(f"{url}/first", tmp_path / "elsewhere" / "copy")
-    assert everything(fetched / "checkpoints", fetched / "transcripts") == everything(run / "checkpoints", run / "transcripts")
+    assert everything(fetched / "checkpoints", fetched / "transcripts") == everything(
+        run / "checkpoints", run / "transcripts"
+    )
     assert load_checkpoint(fetched / "checkpoints").iteration == 4
     assert "warning" not in capfd.readouterr().err
 
@@ -119,7 +147,15 @@ def test_the_same_command_goes_on_wherever_it_is_given(
     (tmp_path / "config.yaml").write_text(config_to_yaml(small(*mirrored(url), base=MESSAGES)))
 
     def given(machine: str, *more: str) -> Result:
-        command = ["train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path / machine / "run"), "--or-resume", "--quiet", *more]
+        command = [
+            "train",
+            str(tmp_path / "config.yaml"),
+            "--run-dir",
+            str(tmp_path / machine / "run"),
+            "--or-resume",
+            "--quiet",
+            *more,
+        ]
         return CliRunner().invoke(app, command)
 
     for machine, iterations in (("one", "4"), ("two", "4"), ("three", "4")):
@@ -140,8 +176,12 @@ def test_the_same_command_goes_on_wherever_it_is_given(
         assert not (tmp_path / "four").exists()
 
 
-def test_the_first_machine_does_not_undo_what_another_has_done(s3: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    one = run_experiment(small(*mirrored(s3, "iterations=2"), base=MESSAGES), tmp_path / "one" / "run", quiet=True).run_dir
+def test_the_first_machine_does_not_undo_what_another_has_done(
+    s3: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    one = run_experiment(
+        small(*mirrored(s3, "iterations=2"), base=MESSAGES), tmp_path / "one" / "run", quiet=True
+    ).run_dir
     resume_experiment(local_run(f"{s3}/run", tmp_path / "other" / "run"), iterations=4, quiet=True)
     before = files(f"{s3}/run")
     capfd.readouterr()
@@ -156,7 +196,9 @@ def test_no_credential_is_in_any_file_or_message(s3: str, server: int, tmp_path:
     done = nip_ray("train", config, "--run-dir", tmp_path / "runs" / "run", check=0)
     elsewhere = ("--iterations", "1", "--set", f"tracking.mirror.url=s3://{CANARY}/x")
     broken = nip_ray("train", config, "--run-dir", tmp_path / "runs" / "broken", *elsewhere, check=0)
-    assert "warning: tracker mirror: s3://[secret]/x/broken cannot be written" in broken.stderr.replace(CANARY, "[secret]")
+    assert "warning: tracker mirror: s3://[secret]/x/broken cannot be written" in broken.stderr.replace(
+        CANARY, "[secret]"
+    )
     fetched = fetch_mirror(f"{s3}/run", tmp_path / "fetched")
     kept = everything(tmp_path / "runs" / "run", fetched)
     said = done.stdout + done.stderr + re.sub(rf"s3://{CANARY}/x", "", broken.stderr)
@@ -165,7 +207,8 @@ def test_no_credential_is_in_any_file_or_message(s3: str, server: int, tmp_path:
         assert secret not in said
 
 
-# --------------------------------------------------------------------------------------------------------- what is copied
+# --------------------------------------------------------------------------------------------------------- what is
+# copied
 
 
 def test_what_is_new_or_changed_is_copied_and_what_is_removed_goes(url: str, tmp_path: Path) -> None:
@@ -209,12 +252,23 @@ def test_hidden_files_links_and_the_library_of_weights_and_biases_stay_at_home(u
     (tmp_path / "outside").write_text("private")
     (run / "link").symlink_to(tmp_path / "outside")
     (run / "linked").symlink_to(tmp_path)
-    for name in (".lock", ".half.tmp-1", "checkpoints/.000002.tmp-9/training.pt", "wandb/run/logs.txt", "events/tfevents.1"):
+    for name in (
+        ".lock",
+        ".half.tmp-1",
+        "checkpoints/.000002.tmp-9/training.pt",
+        "wandb/run/logs.txt",
+        "events/tfevents.1",
+    ):
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("x")
     copier(run, url).copy()
     names = set(files(f"{url}/run"))
-    assert names == {*(f"checkpoints/000001/{name}" for name in CHECKPOINT), "config.yaml", "run.json", "events/tfevents.1"}
+    assert names == {
+        *(f"checkpoints/000001/{name}" for name in CHECKPOINT),
+        "config.yaml",
+        "run.json",
+        "events/tfevents.1",
+    }
 
 
 CHECKPOINT = ("training.pt", "state.json", "manifest.json")
@@ -230,7 +284,10 @@ def test_the_manifest_goes_up_last_and_goes_first(tmp_path: Path, monkeypatch: p
     copy = copier(run, url)
     copy.copy()
     assert said[:2] == ["+run.json", "+config.yaml"], "first of all whose copy it is"
-    assert said[2:] == ["+metrics.jsonl", *(f"+checkpoints/000001/{name}" for name in ("state.json", "training.pt", "manifest.json"))]
+    assert said[2:] == [
+        "+metrics.jsonl",
+        *(f"+checkpoints/000001/{name}" for name in ("state.json", "training.pt", "manifest.json")),
+    ]
     said.clear()
     checkpoint(run, 1, "other tensors")
     copy.copy()
@@ -261,7 +318,9 @@ def test_where_a_run_of_language_models_stands_goes_up_last_and_is_no_newer_than
     assert (store.read("state.json"), store.read("rollouts.jsonl")) == (b"train", b"made in it")
 
 
-def test_a_checkpoint_that_is_pruned_while_it_goes_up_arrives_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_is_pruned_while_it_goes_up_arrives_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the older one there stays until a newer one has come."""
     run, url = made_by_hand(tmp_path / "run", 1), f"file://{tmp_path}/mirrors"
     copy = copier(run, url)
@@ -323,7 +382,8 @@ def test_what_lies_beside_a_copy_is_not_removed(url: str, tmp_path: Path) -> Non
     assert "README" in files(f"{url}/run")
 
 
-# ------------------------------------------------------------------------------------------------------ kills and failures
+# ------------------------------------------------------------------------------------------------------ kills and
+# failures
 
 
 @pytest.mark.crash
@@ -334,7 +394,9 @@ def test_a_kill_in_the_middle_of_an_upload_leaves_a_run_that_goes_on(
     closed: bytes, s3: str, server: int, tmp_path: Path, undisturbed: Path
 ) -> None:
     """Killed by signal 9 while the server hangs in the middle of that request."""
-    one = run_experiment(small(*mirrored(s3, "iterations=2"), base=MESSAGES), tmp_path / "one" / "run", quiet=True).run_dir
+    one = run_experiment(
+        small(*mirrored(s3, "iterations=2"), base=MESSAGES), tmp_path / "one" / "run", quiet=True
+    ).run_dir
     with gate(server, closed) as between:
         env = {**environment(), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{between.port}"}
         process = subprocess.Popen(command(["resume", one, "--iterations", "4", "--quiet"]), env=env)
@@ -365,7 +427,8 @@ def impatient(finish_s: float) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("finish_s", [60.0, 1.0])
 def test_a_store_that_hangs_costs_a_warning(finish_s: float, s3: str, tmp_path: Path, undisturbed: Path) -> None:
-    """Whether its own limits end it, or ours of waiting for it, while the thread is still at it when the process exits."""
+    """Whether its own limits end it, or ours of waiting for it, while the thread is still at it when the process
+    exits."""
     config = write_small(tmp_path / "c.yaml", *mirrored(s3), base=MESSAGES)
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", silent(listener))
@@ -416,7 +479,9 @@ def waited_for(look: Callable[[], str]) -> str:
     raise AssertionError("nothing came")
 
 
-def test_rows_are_copied_after_the_interval_and_training_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_copied_after_the_interval_and_training_never_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, url = made_by_hand(tmp_path / "run"), f"file://{tmp_path}/mirrors"
     put, slow = Store.put, threading.Event()
 
@@ -446,7 +511,8 @@ def test_rows_are_copied_after_the_interval_and_training_never_waits(tmp_path: P
         made.finish(False)
 
 
-# -------------------------------------------------------------------------------------------------------------- addresses
+# --------------------------------------------------------------------------------------------------------------
+# addresses
 
 
 SECRETS = [
@@ -501,11 +567,14 @@ def test_what_an_address_means() -> None:
     assert not any(is_mirror(path) for path in ("runs/s3", "s3", "./s3:/x", "wandb:a/b/c:v1", "http://x/y"))
 
 
-# --------------------------------------------------------------------------------------------------------------- fetching
+# ---------------------------------------------------------------------------------------------------------------
+# fetching
 
 
 def test_a_copy_stands_for_its_run_wherever_one_can_be_named(url: str, tmp_path: Path) -> None:
-    run = run_experiment(small(*mirrored(url, "iterations=2"), base=MESSAGES), tmp_path / "runs" / "first", quiet=True).run_dir
+    run = run_experiment(
+        small(*mirrored(url, "iterations=2"), base=MESSAGES), tmp_path / "runs" / "first", quiet=True
+    ).run_dir
     assert load_config(f"{url}/first", ["seed=9"]) == load_config(run, ["seed=9"])
     config = small("iterations=1", f"initial_weights.prover.run_dir={url}/first", base=MESSAGES)
     weights, notes = initial_weights(config, tmp_path / "new")
@@ -574,5 +643,7 @@ def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     copier(made_by_hand(tmp_path / "run", 1), f"file://{tmp_path}/mirrors").copy()
     (tmp_path / "private").write_text("private")
     (tmp_path / "mirrors" / "run" / "notes").symlink_to(tmp_path / "private")
-    assert "'notes' would lie outside its folder" in refusal(lambda: fetch_mirror(f"file://{tmp_path}/mirrors/run", tmp_path / "fetched"))
+    assert "'notes' would lie outside its folder" in refusal(
+        lambda: fetch_mirror(f"file://{tmp_path}/mirrors/run", tmp_path / "fetched")
+    )
     assert not (tmp_path / "fetched").exists()

@@ -1,6 +1,7 @@
 """Starting from other runs: by their folders, and by what they left at Weights & Biases.
 
-The service itself is not there to be asked. `Shelf` stands in for the one function that asks it, and hands out real files of real runs.
+The service itself is not there to be asked. `Shelf` stands in for the one function that asks it, and hands out real
+files of real runs.
 """
 
 import shutil
@@ -74,7 +75,11 @@ def keep(shelf: Shelf, run: Path, name: str, iteration: int = 2) -> Path:
 
 
 def taking(run_dir: str, *agents: str) -> ExperimentConfig:
-    return small("iterations=1", *(f"initial_weights.{agent}.run_dir={run_dir}" for agent in agents or ("prover",)), base=MESSAGES)
+    return small(
+        "iterations=1",
+        *(f"initial_weights.{agent}.run_dir={run_dir}" for agent in agents or ("prover",)),
+        base=MESSAGES,
+    )
 
 
 def given(config: ExperimentConfig, beside: Path | None = None) -> dict[str, Any]:
@@ -108,7 +113,9 @@ def test_the_parameters_of_an_artifact(shelf: Shelf, source: Path) -> None:
 def test_what_is_wrong_with_fetched_parameters(shelf: Shelf, source: Path, tmp_path: Path) -> None:
     assert "there is no artifact wandb:a/b/c:v1" in refusal(lambda: load_config("wandb:a/b/c:v1"))
     shelf.put("wandb:a/b/pictures:v1", (source / "report.html", "report.html"))
-    assert refusal(lambda: load_config("wandb:a/b/pictures:v1")).startswith("wandb:a/b/pictures:v1: holds no config.yaml")
+    assert refusal(lambda: load_config("wandb:a/b/pictures:v1")).startswith(
+        "wandb:a/b/pictures:v1: holds no config.yaml"
+    )
     (wrong := tmp_path / "wrong.yaml").write_text("sed: 3\n")
     shelf.put("wandb:a/b/wrong:v1", (wrong, "config.yaml"))
     assert refusal(lambda: load_config("wandb:a/b/wrong:v1")).startswith("wandb:a/b/wrong:v1: sed: unknown key")
@@ -118,7 +125,9 @@ def test_fetched_parameters_import_no_code_unless_it_is_named(shelf: Shelf, tmp_
     (plugin := tmp_path / "plugin.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     (config := tmp_path / "plugged.yaml").write_text(f"plugins: [{plugin}]\n")
     shelf.put(CONFIG_OF, (config, "config.yaml"))
-    assert "are code; name those to import by --set plugins=[...]" in refusal(lambda: load_config(CONFIG_OF, ["seed=1"]))
+    assert "are code; name those to import by --set plugins=[...]" in refusal(
+        lambda: load_config(CONFIG_OF, ["seed=1"])
+    )
     assert load_config(CONFIG_OF, ["plugins=[]"]).plugins == ()
     assert load_config(CONFIG_OF, [f"plugins=[{plugin}]"]).plugins == (str(plugin),)
     assert load_config(config).plugins == (str(plugin),), "a file of one's own is trusted"
@@ -192,10 +201,14 @@ def test_a_checkpoint_of_another_config_is_refused(shelf: Shelf, source: Path, t
 
 
 @pytest.mark.parametrize("name", [NAME, LATEST])
-def test_a_run_starts_from_an_artifact_and_goes_on_without_it(shelf: Shelf, source: Path, tmp_path: Path, name: str) -> None:
+def test_a_run_starts_from_an_artifact_and_goes_on_without_it(
+    shelf: Shelf, source: Path, tmp_path: Path, name: str
+) -> None:
     held = keep(shelf, source, name)
     rule = small("algorithm.lr=1e-30", base=MESSAGES).algorithm
-    run = run_experiment(taking(name).model_copy(update={"algorithm": rule}), tmp_path / "runs" / "new", quiet=True).run_dir
+    run = run_experiment(
+        taking(name).model_copy(update={"algorithm": rule}), tmp_path / "runs" / "new", quiet=True
+    ).run_dir
     ours, theirs = weights_of(run, "prover", 1), weights_of(source, "prover")
     assert all(torch.allclose(ours[key], theirs[key], rtol=0, atol=1e-20) for key in theirs)
     assert load_config(run).initial_weights["prover"].run_dir == name

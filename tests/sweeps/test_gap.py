@@ -1,4 +1,5 @@
-"""The heat map of a sweep over two settings: who stands where, what a cell is the mean of, and what it says of attacks."""
+"""The heat map of a sweep over two settings: who stands where, what a cell is the mean of, and what it says of
+attacks."""
 
 import json
 from pathlib import Path
@@ -19,7 +20,8 @@ def spec_of(agents: dict[str, Any] = DEEPER) -> SweepSpec:
 
 
 def trials_of(folder: Path, spec: SweepSpec, attacked: bool = True) -> list[TrialRecord]:
-    """The accuracy is 50 + 3 verifier layers + the seed of 100, and false claims are accepted as often as the prover has layers."""
+    """The accuracy is 50 + 3 verifier layers + the seed of 100, and false claims are accepted as often as the prover
+    has layers."""
     made = []
     for number, values in enumerate(draw_settings(spec)):
         for seed in (0, 1):
@@ -28,11 +30,18 @@ def trials_of(folder: Path, spec: SweepSpec, attacked: bool = True) -> list[Tria
                 "verifier/accuracy": proportion(50 + 3 * verifier + seed, 100).record(),
                 "verifier/soundness": proportion(9, 10).record(),
             }
-            document: dict[str, Any] = {"greedy": table, **({"soundness_error": proportion(prover, 100).record()} if attacked else {})}
+            document: dict[str, Any] = {
+                "greedy": table,
+                **({"soundness_error": proportion(prover, 100).record()} if attacked else {}),
+            }
             run_dir = folder / "trials" / f"{number}_{seed}"
             run_dir.mkdir(parents=True)
             (run_dir / "evaluation.json").write_text(json.dumps(document))
-            made.append(TrialRecord(run_dir.name, values, seed, "done", None if number else run_dir, 10, {"eval/verifier/accuracy": 0.5}))
+            made.append(
+                TrialRecord(
+                    run_dir.name, values, seed, "done", None if number else run_dir, 10, {"eval/verifier/accuracy": 0.5}
+                )
+            )
     return made
 
 
@@ -56,7 +65,8 @@ def test_verifiers_stand_down_and_cells_are_means_over_seeds(tmp_path: Path) -> 
 def test_without_an_attack_it_says_so_and_whose_soundness_it_is(tmp_path: Path) -> None:
     spec = spec_of()
     trials = trials_of(tmp_path, spec, attacked=False)
-    (tmp_path / "trials" / trials[0].trial_id / "evaluation.json").write_text("{")  # damaged: the other seed counts alone
+    # damaged: the other seed counts alone
+    (tmp_path / "trials" / trials[0].trial_id / "evaluation.json").write_text("{")
     found = gap_map(tmp_path, spec, summarise(spec.settings, trials))
     assert found is not None
     assert "No attack was made" in found["caption"]
@@ -70,7 +80,9 @@ def test_a_cell_is_attacked_where_all_its_runs_are(tmp_path: Path) -> None:
     spec = spec_of()
     trials = trials_of(tmp_path, spec)
     path = tmp_path / "trials" / trials[0].trial_id / "evaluation.json"
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "soundness_error"}))
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "soundness_error"})
+    )
     found = gap_map(tmp_path, spec, summarise(spec.settings, trials))
     assert found is not None
     told = [cell["also"].partition(" 9")[0] for cell in found["rows"][0]["cells"]]
@@ -78,7 +90,10 @@ def test_a_cell_is_attacked_where_all_its_runs_are(tmp_path: Path) -> None:
 
 
 def test_of_other_sweeps_there_is_none(tmp_path: Path) -> None:
-    for agents in ({"verifier": {"num_gnn_layers": {"grid": [1, 2]}}}, {**DEEPER, "verifier": {"d_gnn": {"randint": [1, 9]}}}):
+    for agents in (
+        {"verifier": {"num_gnn_layers": {"grid": [1, 2]}}},
+        {**DEEPER, "verifier": {"d_gnn": {"randint": [1, 9]}}},
+    ):
         spec = spec_of(agents)
         assert gap_map(tmp_path, spec, summarise(spec.settings, [])) is None
     assert gap_map(tmp_path, spec_of(), summarise(spec_of().settings, [])) is None, "nothing was evaluated"

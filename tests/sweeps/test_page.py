@@ -18,7 +18,11 @@ from nip_ray.sweeps.summary import Status, TrialRecord, summarise
 
 METRIC = "eval/verifier/accuracy"
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
-GAME: dict[str, Any] = {"name": "tiny-sweep", "protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
+GAME: dict[str, Any] = {
+    "name": "tiny-sweep",
+    "protocol": {"name": "message_game"},
+    "scenario": {"name": "message_game"},
+}
 
 
 def trials_of(spec: SweepSpec, iterations: int = 50, every: int = 5, **more: Any) -> list[TrialRecord]:
@@ -27,8 +31,13 @@ def trials_of(spec: SweepSpec, iterations: int = 50, every: int = 5, **more: Any
     for n, values in enumerate(draw_settings(spec)):
         for seed in spec.settings.seeds or (0,):
             level = 0.6 + 0.3 * random.random()
-            curve = [(i, 0.5 + (level - 0.5) * (1 - math.exp(-4 * i / iterations))) for i in range(every, iterations + 1, every)]
-            record = TrialRecord(f"{n:05d}_{seed}", values, seed, "done", None, iterations, {METRIC: curve[-1][1]}, curve, 12.0, **more)
+            curve = [
+                (i, 0.5 + (level - 0.5) * (1 - math.exp(-4 * i / iterations)))
+                for i in range(every, iterations + 1, every)
+            ]
+            record = TrialRecord(
+                f"{n:05d}_{seed}", values, seed, "done", None, iterations, {METRIC: curve[-1][1]}, curve, 12.0, **more
+            )
             made.append(record)
     return made
 
@@ -137,7 +146,9 @@ PICTURES = [1, 2, 3, 3, 3, 1]
 
 
 @pytest.mark.parametrize(
-    "spec, pictures", list(zip(SWEEPS, PICTURES)), ids=lambda value: "-".join(value.spaces) if isinstance(value, SweepSpec) else ""
+    "spec, pictures",
+    list(zip(SWEEPS, PICTURES)),
+    ids=lambda value: "-".join(value.spaces) if isinstance(value, SweepSpec) else "",
 )
 def test_one_or_two_settings_have_pictures_of_their_own(tmp_path: Path, spec: SweepSpec, pictures: int) -> None:
     text = written(tmp_path, spec, trials_of(spec))
@@ -149,7 +160,9 @@ def test_a_mean_is_drawn_only_where_all_seeds_have_a_value() -> None:
     """Where one of two has been stopped, the other alone is no mean."""
     spec = spec_of(seeds=(0, 1))
     whole, cut = trials_of(spec)
-    cut = TrialRecord(cut.trial_id, cut.values, cut.seed, "stopped", None, 20, {}, [pair for pair in cut.curve if pair[0] <= 20])
+    cut = TrialRecord(
+        cut.trial_id, cut.values, cut.seed, "stopped", None, 20, {}, [pair for pair in cut.curve if pair[0] <= 20]
+    )
     mean, *seeds = page_module._curves(summarise(spec.settings, [whole, cut]))
     assert mean.x_N.tolist() == [5, 10, 15, 20]
     assert [len(seed.x_N) for seed in seeds] == [10, 4]

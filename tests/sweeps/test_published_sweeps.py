@@ -17,9 +17,16 @@ from tests.tiers import only
 
 CONFIGS = Path(__file__).resolve().parents[2] / "tune_configs"
 FILES = ["protocols_gi", *sorted(path.stem for path in CONFIGS.glob("sweep_*.yaml") if path.stem != "sweep_tiny")]
-LIKE = {"sweep_ppo_gi": "gi_published", "sweep_ppo_adp_gi": "gi_adp", "sweep_update_windows_gi": "gi_debate", "sweep_ei_cv": "ei_cv"}
+LIKE = {
+    "sweep_ppo_gi": "gi_published",
+    "sweep_ppo_adp_gi": "gi_adp",
+    "sweep_update_windows_gi": "gi_debate",
+    "sweep_ei_cv": "ei_cv",
+}
 """Sweep -> the config of which its first point is a copy, as far as `COPIED` goes."""
-LIKE |= dict.fromkeys(("sweep_update_schedules_gi", "sweep_training_size_gi", "sweep_verifier_depth_gi"), "gi_published")
+LIKE |= dict.fromkeys(
+    ("sweep_update_schedules_gi", "sweep_training_size_gi", "sweep_verifier_depth_gi"), "gi_published"
+)
 LIKE |= {
     "sweep_solo_gi": "solo_gi",
     "sweep_zk_gi": "zk_nip_gi",
@@ -64,7 +71,9 @@ def graphs(config: ExperimentConfig | TextExperimentConfig) -> GraphIsomorphismS
 
 
 def test_what_was_asked_for_is_there() -> None:
-    assert {"sweep_ppo_gi", "sweep_verifier_depth_gi", "sweep_training_size_gi", "sweep_zk_gi", "sweep_ei_cv"} <= set(FILES)
+    assert {"sweep_ppo_gi", "sweep_verifier_depth_gi", "sweep_training_size_gi", "sweep_zk_gi", "sweep_ei_cv"} <= set(
+        FILES
+    )
     assert set(LIKE) == set(FILES)
 
 
@@ -83,7 +92,10 @@ def test_every_point_is_an_experiment_and_the_comment_counts_them(name: str) -> 
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_not_swept_is_as_in_the_config_it_comes_from(name: str) -> None:
     """But for what is a sweep's own: names, seeds, how long, how often it is examined, threads."""
-    ours, theirs = points(name)[0].model_dump(mode="json"), load_config(CONFIGS / f"{LIKE[name]}.yaml").model_dump(mode="json")
+    ours, theirs = (
+        points(name)[0].model_dump(mode="json"),
+        load_config(CONFIGS / f"{LIKE[name]}.yaml").model_dump(mode="json"),
+    )
     free = ("name", "seed", "iterations", "evaluation", "checkpoint", "runtime", "scenario.agents", *sweep(name).spaces)
     keys = {key for key in _flat(ours) if not any(key == at or key.startswith(f"{at}.") for at in free)}
     assert {key for key in keys if _flat(ours)[key] != _flat(theirs).get(key)} == OTHERWISE.get(name, set())
@@ -93,12 +105,17 @@ def test_what_is_not_swept_is_as_in_the_config_it_comes_from(name: str) -> None:
 
 def _flat(value: object, key: str = "") -> dict[str, object]:
     if isinstance(value, dict):
-        return {name: item for part, below in value.items() for name, item in _flat(below, f"{key}.{part}".lstrip(".")).items()}
+        return {
+            name: item
+            for part, below in value.items()
+            for name, item in _flat(below, f"{key}.{part}".lstrip(".")).items()
+        }
     return {key: value}
 
 
 def _agents(dumped: dict) -> dict:
-    """The settings of everyone who plays, but for the width and depth that a sweep may vary, and for how channels are read."""
+    """The settings of everyone who plays, but for the width and depth that a sweep may vary, and for how channels are
+    read."""
     named, protocol = dumped["scenario"]["agents"], dumped["protocol"]["name"]
     playing = {"debate": ["prover0", "prover1", "verifier"]}.get(protocol, ["prover", "verifier"])
     found = {agent: dict(named.get(agent, named.get("_default"))) for agent in playing}
@@ -139,10 +156,12 @@ TRAINED = [name for name in FILES if name != "sweep_ei_cv"]
 
 @pytest.mark.parametrize("name", only(TRAINED, "protocols_gi", "sweep_update_windows_gi", "sweep_solo_gi"))
 def test_a_point_trains(name: str, tmp_path: Path) -> None:
-    """The last setting, the one least like the config it comes from, at a tiny size; of schedules the shortest, for a whole period."""
+    """The last setting, the one least like the config it comes from, at a tiny size; of schedules the shortest, for a
+    whole period."""
     config = points(name)[1 if "update" in name else -1]
     rounds = max(1, len(getattr(config, "schedules", {})))
-    rested = ["schedules={}"] if name in ("sweep_depth_gap_gi", "protocols_gi") else []  # there the verifier rests for longer than this
+    # there the verifier rests for longer than this
+    rested = ["schedules={}"] if name in ("sweep_depth_gap_gi", "protocols_gi") else []
     written = apply_overrides(parse_yaml(config_to_yaml(config), name), [*TINY, *rested, f"iterations={rounds}"])
     result = run_experiment(config_from_dict(written), tmp_path / "run", quiet=True)
     assert result.iterations == rounds

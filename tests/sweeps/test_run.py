@@ -1,4 +1,5 @@
-"""Sweeps from their file to the table, through the real Tuner: what is written, what is refused, how they continue after a kill."""
+"""Sweeps from their file to the table, through the real Tuner: what is written, what is refused, how they continue
+after a kill."""
 
 import json
 import os
@@ -34,7 +35,8 @@ SWEEP: dict[str, Any] = {
     "algorithm": {**MESSAGES["algorithm"], "lr": {"grid": [1e30, 0.02]}},
     "sweep": {"seeds": [3, 4], "metric": METRIC},
 }
-"""Two learning rates, of which one is a NaN in no time, with two seeds; of the four CPUs of the tests two trials take all."""
+"""Two learning rates, of which one is a NaN in no time, with two seeds; of the four CPUs of the tests two trials take
+all."""
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -46,9 +48,14 @@ def finished(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Swe
     return run_sweep(parse_sweep(SWEEP), tmp_path_factory.mktemp("runs") / "tried")
 
 
-def test_every_setting_is_run_with_every_seed_and_one_that_fails_by_itself_is_not_tried_again(finished: SweepResult) -> None:
+def test_every_setting_is_run_with_every_seed_and_one_that_fails_by_itself_is_not_tried_again(
+    finished: SweepResult,
+) -> None:
     found = [(trial.trial_id, trial.values["algorithm.lr"], trial.seed, trial.status) for trial in finished.trials]
-    first, second = [("00000", 1e30, 3, "failed"), ("00001", 0.02, 3, "done")], [("00002", 1e30, 4, "failed"), ("00003", 0.02, 4, "done")]
+    first, second = (
+        [("00000", 1e30, 3, "failed"), ("00001", 0.02, 3, "done")],
+        [("00002", 1e30, 4, "failed"), ("00003", 0.02, 4, "done")],
+    )
     assert found == first + second, "one seed after the other"
     assert not finished.interrupted
     assert "not finite" in str(finished.trials[0].error)
@@ -120,7 +127,9 @@ def test_trials_are_found_again_where_tune_had_written_nothing_yet(finished: Swe
     shutil.rmtree(cut / "curves", ignore_errors=True)
     (cut / "report.html").unlink()
     again = resume_sweep(folder, quiet=True)
-    assert [(trial.trial_id, trial.status) for trial in again.trials] == [(trial.trial_id, trial.status) for trial in finished.trials]
+    assert [(trial.trial_id, trial.status) for trial in again.trials] == [
+        (trial.trial_id, trial.status) for trial in finished.trials
+    ]
     for name in ("00001", "00003"):
         assert rows(folder / "trials" / name) == rows(finished.folder / "trials" / name)
     assert (cut / "report.html").is_file()
@@ -158,7 +167,9 @@ def test_a_storage_path_that_cannot_work_is_refused_in_one_line(tmp_path: Path) 
 
 def test_a_cluster_that_is_too_small_is_said_and_leaves_no_folder(ray_session: None, tmp_path: Path) -> None:
     data = {**SWEEP, "play": {**SWEEP["play"], "num_env_runners": {"grid": [1, 9]}}, "sweep": {"metric": METRIC}}
-    with pytest.raises(UserError, match=r"it has 4 CPU in all, and 11 CPU are asked for .*; lower play.num_env_runners"):
+    with pytest.raises(
+        UserError, match=r"it has 4 CPU in all, and 11 CPU are asked for .*; lower play.num_env_runners"
+    ):
         run_sweep(parse_sweep(data), tmp_path / "large")
     assert not (tmp_path / "large").exists()
 
@@ -196,7 +207,13 @@ def begun(file: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`nip-ray sweep` with a Ray of its own, in a process group of its own, of which nothing is left."""
     command = [sys.executable, "-c", "from nip_ray.cli import main\nmain()", "sweep", str(file), *arguments]
     process = subprocess.Popen(
-        command, cwd=file.parent, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=file.parent,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         yield process
@@ -231,20 +248,27 @@ def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("rows_before", [pytest.param(1, marks=pytest.mark.slow), 12, pytest.param(65, marks=pytest.mark.slow)])
-def test_a_killed_sweep_gives_the_numbers_of_one_that_was_left_alone(undisturbed: SweepResult, tmp_path: Path, rows_before: int) -> None:
+@pytest.mark.parametrize(
+    "rows_before", [pytest.param(1, marks=pytest.mark.slow), 12, pytest.param(65, marks=pytest.mark.slow)]
+)
+def test_a_killed_sweep_gives_the_numbers_of_one_that_was_left_alone(
+    undisturbed: SweepResult, tmp_path: Path, rows_before: int
+) -> None:
     (tmp_path / "long.yaml").write_text(yaml.safe_dump(LONG))
     folder = tmp_path / "runs" / "long"
     with begun(tmp_path / "long.yaml", "--quiet") as process:
         wait_for(lambda: lines(folder) >= rows_before, process)
         os.killpg(process.pid, signal.SIGKILL)
     time.sleep(1)  # raylet and workers end with their driver
-    ended = {path.parent.name: RunFolder.open(path.parent).metrics() for path in folder.glob("trials/*/evaluation.json")}
+    ended = {
+        path.parent.name: RunFolder.open(path.parent).metrics() for path in folder.glob("trials/*/evaluation.json")
+    }
     assert ended or rows_before < 60
     resumed = resume_sweep(folder, quiet=True)
     assert not resumed.interrupted
     assert numbers(resumed) == numbers(undisturbed)
-    assert {name: RunFolder.open(folder / "trials" / name).metrics() for name in ended} == ended  # their times, too: not trained again
+    # their times, too: not trained again
+    assert {name: RunFolder.open(folder / "trials" / name).metrics() for name in ended} == ended
 
 
 @pytest.mark.slow
@@ -265,7 +289,9 @@ def test_an_interrupted_sweep_says_how_to_go_on_and_does(undisturbed: SweepResul
     assert numbers(resume_sweep(folder, quiet=True)) == numbers(undisturbed)
 
 
-def test_a_process_that_is_ended_for_memory_is_told_in_one_line(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_ended_for_memory_is_told_in_one_line(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tune takes it for a fault of its own, and raises what it caught."""
 
     class Ended:
@@ -273,5 +299,8 @@ def test_a_process_that_is_ended_for_memory_is_told_in_one_line(ray_session: Non
             raise RuntimeError("Caught unexpected exception") from OutOfMemoryError("no room")
 
     monkeypatch.setattr("nip_ray.sweeps.compat.tuner", lambda *_, **__: Ended())
-    with pytest.raises(TrainingError, match=r"ran out of memory; run fewer trials at once .*nip-ray sweep --resume .*tried` continues it"):
+    with pytest.raises(
+        TrainingError,
+        match=r"ran out of memory; run fewer trials at once .*nip-ray sweep --resume .*tried` continues it",
+    ):
         run_sweep(parse_sweep(SWEEP), tmp_path / "tried")

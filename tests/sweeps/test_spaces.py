@@ -15,7 +15,18 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, value_annotation
 from nip_ray.errors import UserError
 from nip_ray.settings.sweep import SweepSettings
-from nip_ray.sweeps.spaces import KINDS, Space, clipped, draw, examples, from_tune, looks_like_space, parse_space, to_pbt, to_tune
+from nip_ray.sweeps.spaces import (
+    KINDS,
+    Space,
+    clipped,
+    draw,
+    examples,
+    from_tune,
+    looks_like_space,
+    parse_space,
+    to_pbt,
+    to_tune,
+)
 
 SPACES = [
     Space("choice", (1, "a", None, False, 0.5)),
@@ -55,7 +66,18 @@ def test_a_space_reads_back_from_what_it_writes(space: Space) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 3, "grid", [1, 2], {}, {"lr": [1, 2]}, {"choice": {"provider": "local"}}, {"grid": {}, "prover": {}}, {1: 2}]
+    "value",
+    [
+        None,
+        3,
+        "grid",
+        [1, 2],
+        {},
+        {"lr": [1, 2]},
+        {"choice": {"provider": "local"}},
+        {"grid": {}, "prover": {}},
+        {1: 2},
+    ],
 )
 def test_ordinary_values_are_no_spaces(value: Any) -> None:
     assert parse_space("key", value) is None
@@ -78,7 +100,9 @@ def test_no_setting_can_be_taken_for_a_space(config: type[BaseModel]) -> None:
             assert name not in KINDS
             assert parse_space("key", {name: [1, 2]}) is None, "nor for a misspelt one"
             held = value_annotation(key.annotation) if str(key.annotation).startswith("dict") else None
-            assert held in (None, float) or get_origin(held) is dict or branches(held), f"{name}: below a free name must be no list"
+            assert held in (None, float) or get_origin(held) is dict or branches(held), (
+                f"{name}: below a free name must be no list"
+            )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,10 @@ def test_the_spaces_are_taken_out_of_the_config() -> None:
         algorithm={"lr": LR, "num_epochs": {"grid": [2, 4]}, "gamma": 0.5},
     )
     spec = parse_sweep(data)
-    assert spec.spaces == {"algorithm.lr": Space("loguniform", (1e-4, 1e-2)), "algorithm.num_epochs": Space("grid", (2, 4))}
+    assert spec.spaces == {
+        "algorithm.lr": Space("loguniform", (1e-4, 1e-2)),
+        "algorithm.num_epochs": Space("grid", (2, 4)),
+    }
     assert spec.base == {**GAME, "algorithm": {"gamma": 0.5}}
     assert spec.settings == SweepSettings(num_samples=4, seeds=(0, 1), scheduler=AshaScheduler(grace_iterations=60))
     assert (spec.kind, spec.name, spec.num_settings, spec.num_trials) == (ExperimentConfig, "experiment", 8, 16)
@@ -67,7 +70,9 @@ def test_a_space_may_stand_for_a_whole_part_for_a_list_and_in_a_list() -> None:
         scenario={"choice": [{"name": "message_game"}, {"name": "message_game", "num_symbols": 5}]},
     )
     spec = parse_sweep(data)
-    config = config_of(spec, {"schedules": spec.spaces["schedules"].arguments[1], "scenario": spec.spaces["scenario"].arguments[1]})
+    config = config_of(
+        spec, {"schedules": spec.spaces["schedules"].arguments[1], "scenario": spec.spaces["scenario"].arguments[1]}
+    )
     assert isinstance(config, ExperimentConfig)
     assert config.schedules["verifier"].stop == 1
     graphs = parse_sweep({"scenario": {"data": {"graph_sizes": [{"grid": [8, 9]}, 10]}}})
@@ -79,11 +84,18 @@ def test_a_space_may_stand_for_a_whole_part_for_a_list_and_in_a_list() -> None:
 def test_the_command_line_sets_values_spaces_and_settings(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text(sweep_to_yaml(parse_sweep(game({"num_samples": 2}, algorithm={"lr": LR}))))
-    sets = ["sweep.num_samples=3", "algorithm.lr={grid: [1e-3, 1e-4]}", "algorithm.gamma={uniform: [0.5, 0.9]}", "iterations=7"]
+    sets = [
+        "sweep.num_samples=3",
+        "algorithm.lr={grid: [1e-3, 1e-4]}",
+        "algorithm.gamma={uniform: [0.5, 0.9]}",
+        "iterations=7",
+    ]
     spec = load_sweep(path, sets)
     assert (spec.settings.num_samples, spec.base["iterations"]) == (3, 7)
     assert spec.spaces == {"algorithm.lr": Space("grid", (1e-3, 1e-4)), "algorithm.gamma": Space("uniform", (0.5, 0.9))}
-    assert load_sweep(path, ["algorithm.lr=1e-3", "sweep.num_samples=1"]).spaces == {}, "a value takes the place of a space"
+    assert load_sweep(path, ["algorithm.lr=1e-3", "sweep.num_samples=1"]).spaces == {}, (
+        "a value takes the place of a space"
+    )
     assert load_sweep(path, ["algorithm.lr.loguniform.1=0.1"]).spaces["algorithm.lr"].arguments == (1e-4, 0.1)
 
 
@@ -114,7 +126,9 @@ def test_settings_are_drawn_by_the_file_alone_and_paired_with_every_grid_point()
     assert len(drawn) == 12
     assert [list(one) for one in drawn] == [["algorithm.gamma", "algorithm.lr", "algorithm.num_epochs"]] * 12
     for i in range(3):
-        assert len({one["algorithm.lr"] for one in drawn[4 * i : 4 * i + 4]}) == 1, "one draw for all points of the grid"
+        assert len({one["algorithm.lr"] for one in drawn[4 * i : 4 * i + 4]}) == 1, (
+            "one draw for all points of the grid"
+        )
     assert len({one["algorithm.lr"] for one in drawn}) == 3
     assert draw_settings(parse_sweep(game({"seeds": [1, 2]}))) == [{}]
 
@@ -122,7 +136,9 @@ def test_settings_are_drawn_by_the_file_alone_and_paired_with_every_grid_point()
 def test_the_order_of_keys_in_a_file_changes_no_draw() -> None:
     rule = {"num_epochs": {"grid": [2, 4]}, "lr": LR, "gamma": {"uniform": [0.1, 0.9]}}
     turned = dict(reversed(rule.items()))
-    assert draw_settings(parse_sweep(game({}, algorithm=rule))) == draw_settings(parse_sweep(game({}, algorithm=turned)))
+    assert draw_settings(parse_sweep(game({}, algorithm=rule))) == draw_settings(
+        parse_sweep(game({}, algorithm=turned))
+    )
 
 
 def test_more_samples_leave_the_first_as_they_were() -> None:
@@ -144,7 +160,8 @@ def test_an_impossible_setting_is_refused_and_named(values: dict[str, Any], said
         config_of(parse_sweep(game({})), values)
 
 
-# -------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------------------
+# refusals
 
 
 @pytest.mark.parametrize(
@@ -152,18 +169,30 @@ def test_an_impossible_setting_is_refused_and_named(values: dict[str, Any], said
     [
         ({**game(), "swep": {"metric": "x"}}, "swep: unknown key, did you mean sweep?"),
         (game({"num_samples": {"grid": [1, 2]}}), "sweep.num_samples: got {'grid': [1, 2]}, expected integer"),
-        (game({"scheduler": {"name": "asha", "grace": 3}}), "sweep.scheduler.grace: unknown key, did you mean grace_iterations?"),
+        (
+            game({"scheduler": {"name": "asha", "grace": 3}}),
+            "sweep.scheduler.grace: unknown key, did you mean grace_iterations?",
+        ),
         (game({"seeds": [1, 2, 1]}), "sweep.seeds: got [1, 2, 1], expected each once"),
         (game({"seeds": [1]}, seed={"grid": [1, 2]}), "sweep.seeds: there is a space on seed too"),
         (game(name={"grid": ["a", "b"]}), "name: the sweep's folder is called after it"),
         ({**GAME, "sweep": 3}, "sweep: got 3, expected mapping"),
-        (game({"num_samples": 2}, algorithm={"lr": {"grid": [0.1]}}), "sweep.num_samples: got 2, but all spaces are grids"),
+        (
+            game({"num_samples": 2}, algorithm={"lr": {"grid": [0.1]}}),
+            "sweep.num_samples: got 2, but all spaces are grids",
+        ),
         (game({"num_samples": 2}), "there is no search space"),
         (game(algorithm={"lr": {"loguniforn": [1, 2]}}), "did you mean loguniform?"),
         (game(algorithm={"lr": {"grid": [1e-3, 0]}}), "algorithm.lr: got 0, expected number > 0"),
         (game(algorithm={"gamma": {"uniform": [0.5, 1.5]}}), "algorithm.gamma: got 1.5, expected number >= 0 and <= 1"),
-        (game(algorithm={"num_epochs": {"quniform": [1, 3, 1]}}), "(of integers there are randint, lograndint, choice and grid)"),
-        (game(scenario={"grid": [{"name": "message_game"}, {"name": "graph_isomorphism"}]}), "scenario.name: got graph_isomorphism"),
+        (
+            game(algorithm={"num_epochs": {"quniform": [1, 3, 1]}}),
+            "(of integers there are randint, lograndint, choice and grid)",
+        ),
+        (
+            game(scenario={"grid": [{"name": "message_game"}, {"name": "graph_isomorphism"}]}),
+            "scenario.name: got graph_isomorphism",
+        ),
         (
             {"protocol": {"name": "nip"}, "scenario": {"name": {"grid": ["graph_isomorphism", "code_validation"]}}},
             "some values are of networks and others of language models",
@@ -181,10 +210,18 @@ def test_a_key_with_a_dot_in_it_cannot_be_addressed() -> None:
 
 def test_all_faults_come_at_once() -> None:
     message = refusal(
-        game({"metric": "evl/verifier/accuracy", "seeds": [1, 1]}, algorithm={"lr": {"grid": [0.1, 0]}, "gamma": {"choice": [1, 2]}})
+        game(
+            {"metric": "evl/verifier/accuracy", "seeds": [1, 1]},
+            algorithm={"lr": {"grid": [0.1, 0]}, "gamma": {"choice": [1, 2]}},
+        )
     )
     faults = message.split("; ")
-    assert {fault.partition(":")[0] for fault in faults} == {"algorithm.lr", "algorithm.gamma", "sweep.metric", "sweep.seeds"}
+    assert {fault.partition(":")[0] for fault in faults} == {
+        "algorithm.lr",
+        "algorithm.gamma",
+        "sweep.metric",
+        "sweep.seeds",
+    }
 
 
 def test_combinations_of_grids_are_checked_and_the_wrong_ones_named() -> None:
@@ -203,7 +240,8 @@ def test_of_too_many_combinations_each_value_alone_is_checked(monkeypatch: pytes
     assert "expected number > 0" in refusal(game(algorithm={**rule, "lr": {"grid": [1e-3, 0]}}))
 
 
-# --------------------------------------------------------------------------------------------------------------- metrics
+# ---------------------------------------------------------------------------------------------------------------
+# metrics
 
 
 def documented_keys() -> list[str]:
@@ -212,7 +250,14 @@ def documented_keys() -> list[str]:
     page = page.partition("## evaluation.json")[0]
     found = re.findall(r"`((?:train|eval|eval_sampled|learn|time)/[A-Za-z0-9_/<>=-]+)`", page)
     named = {"<agent>": "verifier", "<group>": "wl_score", "<value>": "3", "<state>": "CC", "<number>": "3"}
-    named |= {"<host>": "own", "<k>": "2", "<figure>": "accuracy", "<role>": "sneaky", "<member>": "judge0", "<verdict>": "nine"}
+    named |= {
+        "<host>": "own",
+        "<k>": "2",
+        "<figure>": "accuracy",
+        "<role>": "sneaky",
+        "<member>": "judge0",
+        "<verdict>": "nine",
+    }
     return sorted({re.sub("<[a-z]+>", lambda match: named[match[0]], key) for key in found if not key.endswith("/")})
 
 
@@ -256,7 +301,11 @@ def test_every_documented_figure_may_decide(key: str) -> None:
 
 
 def test_exact_figures_of_language_models_may_decide_where_their_rule_knows_probabilities() -> None:
-    poker = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game"}, "sweep": {"metric": "eval/exploitability"}}
+    poker = {
+        "protocol": {"name": "kuhn_poker"},
+        "scenario": {"name": "matrix_game"},
+        "sweep": {"metric": "eval/exploitability"},
+    }
     once = {"agents": {"_default": {"max_invalid_replies": 1}}}
     learning = {**poker, "scenario": {"name": "matrix_game", **once}, "algorithm": {"name": "policy_gradient"}}
     assert parse_sweep(learning).settings.metric == "eval/exploitability"
@@ -277,14 +326,21 @@ def test_honesty_decides_where_provers_are_after_a_verdict() -> None:
 
 
 def test_a_figure_of_another_scenario_may_not_decide() -> None:
-    assert "got 'eval/rho/own-choose-first', expected one of prover" in refusal(game({"metric": "eval/rho/own-choose-first"}))
-    assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal({**HIRONAKA, "sweep": {}})
+    assert "got 'eval/rho/own-choose-first', expected one of prover" in refusal(
+        game({"metric": "eval/rho/own-choose-first"})
+    )
+    assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal(
+        {**HIRONAKA, "sweep": {}}
+    )
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (game({"metric": "evl/verifier/accuracy"}), "got 'evl/verifier/accuracy', did you mean eval/verifier/accuracy?"),
+        (
+            game({"metric": "evl/verifier/accuracy"}),
+            "got 'evl/verifier/accuracy', did you mean eval/verifier/accuracy?",
+        ),
         (game({"metric": "eval/verifier/acuracy"}), "did you mean .../accuracy?"),
         (game({"metric": "eval/prover1/return"}), "did you mean prover?"),
         (game({}, evaluation={"greedy": False}), "evaluation.greedy is false, use eval_sampled/verifier/accuracy"),
@@ -305,7 +361,8 @@ def test_figures_that_cannot_occur_are_refused(data: dict[str, Any], said: str) 
     assert said in refusal(data)
 
 
-# ------------------------------------------------------------------------------------------------------------ schedulers
+# ------------------------------------------------------------------------------------------------------------
+# schedulers
 
 
 def asha(grace: int = 10, **more: Any) -> dict[str, Any]:
@@ -319,11 +376,26 @@ def pbt(interval: int = 10, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (game(asha(10), evaluation={"interval": 20}), "evaluation.interval: got 20, but asha compares from iteration 10 on"),
-        (game(asha(10), evaluation={"interval": 0}), "evaluation.interval: got 0 (at the end only), but asha compares on the way"),
-        (game(asha(10), iterations=10, evaluation={"interval": 5}), "sweep.scheduler.grace_iterations: got 10 of 10 iterations"),
-        (game(asha(10, iterations_per_report=4), evaluation={"interval": 5}), "expected a divisor of sweep.scheduler.grace_iterations"),
-        (game(pbt(10), evaluation={"interval": 4}, algorithm={"lr": LR}), "sweep.scheduler.interval: got 10, expected a multiple of"),
+        (
+            game(asha(10), evaluation={"interval": 20}),
+            "evaluation.interval: got 20, but asha compares from iteration 10 on",
+        ),
+        (
+            game(asha(10), evaluation={"interval": 0}),
+            "evaluation.interval: got 0 (at the end only), but asha compares on the way",
+        ),
+        (
+            game(asha(10), iterations=10, evaluation={"interval": 5}),
+            "sweep.scheduler.grace_iterations: got 10 of 10 iterations",
+        ),
+        (
+            game(asha(10, iterations_per_report=4), evaluation={"interval": 5}),
+            "expected a divisor of sweep.scheduler.grace_iterations",
+        ),
+        (
+            game(pbt(10), evaluation={"interval": 4}, algorithm={"lr": LR}),
+            "sweep.scheduler.interval: got 10, expected a multiple of",
+        ),
         (game(pbt(10), evaluation={"interval": 0}, algorithm={"lr": LR}), "evaluation.interval: got 0"),
         (game(pbt(10, seeds=[1]), algorithm={"lr": LR}), "sweep.seeds: under pbt trials take over"),
         (game(pbt(10, num_samples=1), algorithm={"lr": LR}), "a population has two members or more"),
@@ -332,10 +404,14 @@ def pbt(interval: int = 10, **more: Any) -> dict[str, Any]:
             game(pbt(10), scenario={"name": "message_game", "num_symbols": {"randint": [4, 9]}}),
             "scenario.num_symbols: pbt cannot change it",
         ),
-        (game(pbt(10), algorithm={"choice": [{"name": "ppo"}, {"name": "reinforce"}]}), "algorithm: pbt cannot change it"),
+        (
+            game(pbt(10), algorithm={"choice": [{"name": "ppo"}, {"name": "reinforce"}]}),
+            "algorithm: pbt cannot change it",
+        ),
         (game(pbt(10), seed={"randint": [0, 9]}), "seed: pbt cannot change it"),
         (
-            TEXT | {"sweep": pbt(2, metric="train/verifier/accuracy"), "algorithm": {"format_warmup": {"randint": [0, 9]}}},
+            TEXT
+            | {"sweep": pbt(2, metric="train/verifier/accuracy"), "algorithm": {"format_warmup": {"randint": [0, 9]}}},
             "use asha or fifo",
         ),
         (
@@ -354,11 +430,14 @@ def test_optuna_must_be_there_and_know_the_space(monkeypatch: pytest.MonkeyPatch
     assert "pip install nip_ray[optuna]" in refusal(data)
     monkeypatch.setattr(spec_module, "find_spec", lambda name: object())
     assert parse_sweep(data).num_trials == 6, "to optuna a grid is a choice"
-    assert "optuna knows no randn" in refusal(game({"search": {"name": "optuna"}}, algorithm={"lr": {"randn": [1.0, 0.1]}}))
+    assert "optuna knows no randn" in refusal(
+        game({"search": {"name": "optuna"}}, algorithm={"lr": {"randn": [1.0, 0.1]}})
+    )
     assert "no search space for optuna" in refusal(game({"search": {"name": "optuna"}}))
 
 
-# ------------------------------------------------------------------------------------------------------------ round trips
+# ------------------------------------------------------------------------------------------------------------ round
+# trips
 
 
 NUMBERS = st.floats(1e-6, 1e3)
@@ -368,10 +447,18 @@ LR_SPACES = (
     | st.lists(NUMBERS, min_size=1, max_size=4, unique=True).map(lambda values: {"grid": values})
     | st.lists(NUMBERS | st.integers(1, 9), min_size=1, max_size=4, unique=True).map(lambda values: {"choice": values})
 )
-AGENTS = st.sampled_from([{"verifier": {"hidden": 8}}, {"prover": {"activation": "relu"}}, {"_default": {"hidden": 3}}, {}])
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=6) | st.sampled_from(["1e-3", "null", "~", "12"])
+AGENTS = st.sampled_from(
+    [{"verifier": {"hidden": 8}}, {"prover": {"activation": "relu"}}, {"_default": {"hidden": 3}}, {}]
+)
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), max_size=6) | st.sampled_from(
+    ["1e-3", "null", "~", "12"]
+)
 ALGORITHM = {"lr": LR_SPACES, "gamma": st.just({"uniform": [0, 1]}), "num_epochs": st.integers(1, 9)}
-SWEEP = {"mode": st.sampled_from(["min", "max"]), "time_budget_s": NUMBERS, "max_concurrent": st.none() | st.integers(1, 9)}
+SWEEP = {
+    "mode": st.sampled_from(["min", "max"]),
+    "time_budget_s": NUMBERS,
+    "max_concurrent": st.none() | st.integers(1, 9),
+}
 PARTS = {
     "seed": st.integers(0, 2**40) | st.just({"randint": [0, 9]}),
     "iterations": st.just({"lograndint": [60, 90]}),
@@ -414,7 +501,10 @@ CASES = {"few": {"play": {"num_copies": 64}}, "short, hard": {"algorithm": {"gam
 def test_what_a_case_changes_changes_together_and_combines_with_spaces() -> None:
     spec = parse_sweep(game({"seeds": [1, 2], "cases": CASES}, algorithm={"lr": {"grid": [1e-3, 1e-4]}, "gamma": 0.9}))
     made = [(values["case"], config_of(spec, values)) for values in draw_settings(spec)]
-    seen = [(case, config.play.num_copies, config.algorithm.gamma, config.iterations, config.algorithm.lr) for case, config in made]  # type: ignore[union-attr]
+    seen = [
+        (case, config.play.num_copies, config.algorithm.gamma, config.iterations, config.algorithm.lr)
+        for case, config in made
+    ]  # type: ignore[union-attr]
     usual, iterations = ExperimentConfig().play.num_copies, ExperimentConfig().iterations
     assert seen == [
         (*how, lr)

@@ -31,7 +31,9 @@ def test_settings_are_grouped_by_their_values_and_show_each_seed() -> None:
     trials = [trial(1e-3, 2, values[2]), trial(1e-2, 0, 0.7), trial(1e-3, 0, values[0]), trial(1e-3, 1, values[1])]
     summary = summarise(SETTINGS, trials)
     first, second = summary.settings
-    assert (first.values, first.seeds, first.figures) == ({"algorithm.lr": 1e-3}, (0, 1, 2), (0.5, 0.6, 0.8)), "in the order of appearance"
+    assert (first.values, first.seeds, first.figures) == ({"algorithm.lr": 1e-3}, (0, 1, 2), (0.5, 0.6, 0.8)), (
+        "in the order of appearance"
+    )
     assert first.mean == pytest.approx(sum(values) / 3)
     assert second.figures == (0.7,)
     assert (first.rank, second.rank) == (2, 1)
@@ -43,7 +45,10 @@ def test_settings_are_grouped_by_their_values_and_show_each_seed() -> None:
 
 def test_where_one_seed_fails_every_seed_stands_beside_the_mean() -> None:
     """Student's interval of such seeds holds the mean of all seeds in two cases of three; no interval is claimed."""
-    for figures, shown in (((0.97, 0.97, 0.86, 0.97, 0.97), "0.97, 0.97, 0.86, 0.97, 0.97"), ((0.97,) * 11 + (0.86,), "0.86 to 0.97")):
+    for figures, shown in (
+        ((0.97, 0.97, 0.86, 0.97, 0.97), "0.97, 0.97, 0.86, 0.97, 0.97"),
+        ((0.97,) * 11 + (0.86,), "0.86 to 0.97"),
+    ):
         summary = summarise(SETTINGS, [trial(1e-3, seed, figure) for seed, figure in enumerate(figures)])
         header, rows = table_rows(summary)
         assert shown in rows[0]
@@ -96,14 +101,21 @@ def test_a_figure_that_the_last_row_lacks_is_taken_from_the_curve() -> None:
 
 
 def test_the_note_says_that_the_best_of_several_is_flattered_and_how_many_may_be_as_good() -> None:
-    trials = [trial(lr, seed, 0.5 + 0.1 * seed + shift) for lr, shift in ((1, 0.0), (2, 0.05), (3, -0.6)) for seed in (0, 1, 2)]
+    trials = [
+        trial(lr, seed, 0.5 + 0.1 * seed + shift)
+        for lr, shift in ((1, 0.0), (2, 0.05), (3, -0.6))
+        for seed in (0, 1, 2)
+    ]
     note = summarise(SETTINGS, trials).note
     assert "The best of 3 settings is chosen by the metrics shown here" in note
     assert "1 other setting has a seed at least as good as its worst." in note
     other_way = summarise(SweepSettings(metric=METRIC, mode="min"), trials).note
     assert "as good" not in other_way
     assert "one seed" in summarise(SETTINGS, [trial(1, 0, 0.5)]).note
-    assert "1 other has the very same figure." in summarise(SETTINGS, [trial(1, 0, 0.5), trial(2, 0, 0.5), trial(3, 0, 0.4)]).note
+    assert (
+        "1 other has the very same figure."
+        in summarise(SETTINGS, [trial(1, 0, 0.5), trial(2, 0, 0.5), trial(3, 0, 0.4)]).note
+    )
     assert "same figure" not in note
     assert "chosen" not in summarise(SETTINGS, [trial(1, 0, 0.5)]).note
 
@@ -122,7 +134,9 @@ TRIALS = st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), FIGURES, ENDS), ma
 
 
 @given(TRIALS, st.sampled_from(["max", "min"]))
-def test_no_setting_is_placed_before_a_better_one_of_its_kind(found: list[tuple[float, float | None, Status]], mode: Any) -> None:
+def test_no_setting_is_placed_before_a_better_one_of_its_kind(
+    found: list[tuple[float, float | None, Status]], mode: Any
+) -> None:
     trials = [trial(lr, i, figure, status) for i, (lr, figure, status) in enumerate(found)]
     summary: Summary = summarise(SweepSettings(metric=METRIC, mode=mode), trials)
     assert sorted(setting.rank for setting in summary.settings) == list(range(1, len(summary.settings) + 1))

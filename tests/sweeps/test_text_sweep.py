@@ -1,4 +1,5 @@
-"""Sweeps of language models, through Ray Tune: with nobody, a provider on the loopback, and the local model behind the agents."""
+"""Sweeps of language models, through Ray Tune: with nobody, a provider on the loopback, and the local model behind the
+agents."""
 
 import json
 import threading
@@ -53,7 +54,12 @@ if not marker.exists():
 
 
 def nobody(folder: Path, sweep: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    rule = {"name": "expert_iteration", "rollouts_per_iteration": 12, "num_test_items": 6, "fine_tuning": {"min_examples": 1}}
+    rule = {
+        "name": "expert_iteration",
+        "rollouts_per_iteration": 12,
+        "num_test_items": 6,
+        "fine_tuning": {"min_examples": 1},
+    }
     made = config(folder, rule, iterations=2, runtime={"num_cpus": 0.5})
     made["scenario"]["agents"] = {"_default": dict(ALONE)}
     made["providers"] = {"nobody": {"name": "dummy"}}
@@ -93,7 +99,8 @@ def test_a_sweep_runs_every_setting_as_a_single_run_would(tmp_path: Path) -> Non
         assert trial.run_dir is not None
         dumped = load_config(trial.run_dir / "config.yaml").model_dump(mode="json")
         assert (
-            dumped["scenario"]["agents"]["_default"]["max_invalid_replies"] == trial.values["scenario.agents._default.max_invalid_replies"]
+            dumped["scenario"]["agents"]["_default"]["max_invalid_replies"]
+            == trial.values["scenario.agents._default.max_invalid_replies"]
         )
     first = found.trials[0]
     assert first.run_dir is not None
@@ -108,7 +115,11 @@ def test_a_sweep_runs_every_setting_as_a_single_run_would(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_asha_stops_a_trial_before_its_next_models_are_paid_for(tmp_path: Path) -> None:
-    sweep = {"metric": "learn/verifier/examples", "max_concurrent": 1, "scheduler": {"name": "asha", "grace_iterations": 1}}
+    sweep = {
+        "metric": "learn/verifier/examples",
+        "max_concurrent": 1,
+        "scheduler": {"name": "asha", "grace_iterations": 1},
+    }
     data = nobody(tmp_path, {**sweep, "scheduler": {**sweep["scheduler"], "reduction_factor": 2}})
     data["algorithm"]["rollouts_per_iteration"] = {"grid": [20, 2]}
     better, worse = swept(tmp_path, data).trials
@@ -149,7 +160,9 @@ def test_trials_share_the_limits_of_a_key(tmp_path: Path, num_talkers: int) -> N
     (tmp_path / "here").mkdir()
     meet = plugin(tmp_path, MEET, folder=str(tmp_path / "here"), number=2)
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider, watched(provider) as times:
-        data = hosted(tmp_path, provider, {"metric": "train/verifier/accuracy", "seeds": [0, 1]}, iterations=1, plugins=meet)
+        data = hosted(
+            tmp_path, provider, {"metric": "train/verifier/accuracy", "seeds": [0, 1]}, iterations=1, plugins=meet
+        )
         data["algorithm"] |= {"rollouts_per_iteration": 20, "test_scheme": "none"}
         data["providers"]["tables"]["requests_per_minute"] = 600
         data["talk"] = {"num_talkers": num_talkers, "num_cpus_per_talker": 0.5}
@@ -192,4 +205,6 @@ def test_a_trial_that_is_killed_while_jobs_run_makes_none_twice(tmp_path: Path) 
         assert round(cost["usd"] * 1e12) == sum(row["pusd"] for row in provider.ledger())
         answered = {record.key for record in read_calls(trial.run_dir) if record.reply is not None}
         assert len(answered) == len(provider.ledger("chat"))
-    assert resume_sweep(tmp_path / "sweep", quiet=True).trials[0].metrics == trial.metrics, "a finished trial stays as it is"
+    assert resume_sweep(tmp_path / "sweep", quiet=True).trials[0].metrics == trial.metrics, (
+        "a finished trial stays as it is"
+    )

@@ -82,14 +82,20 @@ def test_trackers_hear_everything_once_also_over_a_resume(tmp_path: Path, notes:
     resume_experiment(run_dir, iterations=3, quiet=True)
     first, second = notes
     assert first.heard == [*iteration_of(1), *iteration_of(2), "over"]
-    assert second.heard == ["checkpoint 2", *iteration_of(3), "over"], "the second iteration's models were trained only now"
+    assert second.heard == ["checkpoint 2", *iteration_of(3), "over"], (
+        "the second iteration's models were trained only now"
+    )
     assert (first.run.resumed_from, second.run.resumed_from) == (0, 2)
     assert first.run.run_id == second.run.run_id == json.loads((run_dir / "run.json").read_text())["run_id"]
     with RunFolder.open(run_dir) as folder:
-        assert load_state(folder).run_id not in json.dumps([first.run.run_id, dict(first.run.config)]), "calls' keys are made of that one"
+        assert load_state(folder).run_id not in json.dumps([first.run.run_id, dict(first.run.config)]), (
+            "calls' keys are made of that one"
+        )
 
 
-@pytest.mark.parametrize(("stop_after", "before", "resumed_from"), [(2, 1, 0), (3, 3, 1), (4, 3, 1), (5, 4, 1), (8, 8, 2)])
+@pytest.mark.parametrize(
+    ("stop_after", "before", "resumed_from"), [(2, 1, 0), (3, 3, 1), (4, 3, 1), (5, 4, 1), (8, 8, 2)]
+)
 def test_a_trial_goes_on_telling_where_it_stopped(
     tmp_path: Path, notes: list[Notes], stop_after: int, before: int, resumed_from: int
 ) -> None:
@@ -109,7 +115,9 @@ def test_a_trial_goes_on_telling_where_it_stopped(
     assert {note.run.group for note in notes} == {"many"}
 
 
-def test_a_row_that_comes_again_after_a_crash_is_one_step_in_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_comes_again_after_a_crash_is_one_step_in_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save, saved = nip_ray.text.training.trainer.save_state, []
 
     def crash(folder: RunFolder, state: Any) -> None:
@@ -138,11 +146,15 @@ def test_what_trackers_get_of_the_models_is_enough_to_start_another_run(tmp_path
         assert load_state(folder).history[0] == models == {"prover": "none-ft", "verifier": "none-ft"}
 
 
-def test_a_tracker_that_cannot_start_is_refused_before_anybody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_cannot_start_is_refused_before_anybody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(settings: Any) -> None:
         raise UserError("tracking.notes.enabled: no such library")
 
-    monkeypatch.setitem(tracking.TRACKERS, "notes", TrackerKind(lambda s: True, refuse, lambda s, run: pytest.fail("opened")))
+    monkeypatch.setitem(
+        tracking.TRACKERS, "notes", TrackerKind(lambda s: True, refuse, lambda s, run: pytest.fail("opened"))
+    )
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         with pytest.raises(UserError, match="no such library"):
             played(tmp_path, hosted(tmp_path, provider.base_url))
@@ -177,7 +189,9 @@ def test_figures_of_the_last_test_stay_in_later_results(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
-    one, other = (TextTrainable({**told(tmp_path, dummy(tmp_path)), "run_root": str(tmp_path / place)}) for place in "ab")
+    one, other = (
+        TextTrainable({**told(tmp_path, dummy(tmp_path)), "run_root": str(tmp_path / place)}) for place in "ab"
+    )
     one.train()
     one.save_checkpoint(str(tmp_path / "checkpoint"))
     other.load_checkpoint(str(tmp_path / "checkpoint"))

@@ -48,7 +48,9 @@ def rows(run: Path) -> list[dict[str, Any]]:
 def pointer(folder: Path, name: str, iteration: int) -> str:
     """A checkpoint of Tune's that names another trial."""
     folder.mkdir(exist_ok=True)
-    (folder / "run.json").write_text(json.dumps({"format": "nip_ray.trial", "version": 1, "trial": name, "iteration": iteration}))
+    (folder / "run.json").write_text(
+        json.dumps({"format": "nip_ray.trial", "version": 1, "trial": name, "iteration": iteration})
+    )
     return str(folder)
 
 
@@ -76,7 +78,12 @@ def test_several_iterations_to_a_report_change_no_number(donor: Path, tmp_path: 
     with trial(tmp_path, "a", values={**LR, "iterations": 4}, iterations_per_report=3) as made:
         assert [(result["iteration"], result["done"]) for result in steps(made, 2)] == [(3, False), (4, True)]
     assert rows(tmp_path / "a") == rows(donor / "donor")
-    assert {path.name for path in (tmp_path / "a").iterdir()} >= {"config.yaml", "evaluation.json", "report.html", "checkpoints"}
+    assert {path.name for path in (tmp_path / "a").iterdir()} >= {
+        "config.yaml",
+        "evaluation.json",
+        "report.html",
+        "checkpoints",
+    }
 
 
 def test_a_trial_that_follows_another_in_its_process_is_the_same(donor: Path, tmp_path: Path) -> None:
@@ -102,7 +109,8 @@ def test_a_trial_that_cannot_follow_another_says_so_in_its_first_step(tmp_path: 
 def test_a_trial_whose_process_was_lost_goes_on_from_its_newest_checkpoint(root: Path, tmp_path: Path) -> None:
     with trial(root, "lost", values=LR) as made:
         steps(made, 3)
-    shutil.rmtree(root / "lost" / "checkpoints" / "000003")  # which one that is stopped has saved, and one that is lost has not
+    # which one that is stopped has saved, and one that is lost has not
+    shutil.rmtree(root / "lost" / "checkpoints" / "000003")
     with trial(root, "lost", values=LR) as made:
         assert made.step()["iteration"] == 3
         made.step()
@@ -110,11 +118,14 @@ def test_a_trial_whose_process_was_lost_goes_on_from_its_newest_checkpoint(root:
 
 
 def test_tunes_counter_is_that_of_the_run_after_a_restore(root: Path, tmp_path: Path) -> None:
-    """Tune's newest checkpoint is of iteration 1, the run's own of 3: schedulers and `stop` compare by the former's counter."""
+    """Tune's newest checkpoint is of iteration 1, the run's own of 3: schedulers and `stop` compare by the former's
+    counter."""
     with trial(root, "lost", values=LR) as made:
         first = made.train()
         made.save(str(tmp_path / "tunes"))
-        counted = [(result["iteration"], result["training_iteration"]) for result in (first, made.train(), made.train())]
+        counted = [
+            (result["iteration"], result["training_iteration"]) for result in (first, made.train(), made.train())
+        ]
     with trial(root, "lost", values=LR) as made:
         made.restore(str(tmp_path / "tunes"))
         counted += [(result["iteration"], result["training_iteration"]) for result in (made.train(), made.train())]
@@ -131,7 +142,8 @@ def test_a_finished_trial_that_starts_again_trains_no_more(root: Path) -> None:
 
 
 def test_a_trial_goes_on_from_another_ones_checkpoint_under_its_own_values(root: Path, tmp_path: Path) -> None:
-    """Rows are its own up to there, its folder holds one config's checkpoints only, and the lineage says what happened."""
+    """Rows are its own up to there, its folder holds one config's checkpoints only, and the lineage says what
+    happened."""
     with trial(root, "poor", values={"algorithm.lr": 1e-5}) as made:
         steps(made, 3)
     before = rows(root / "poor")
@@ -143,7 +155,9 @@ def test_a_trial_goes_on_from_another_ones_checkpoint_under_its_own_values(root:
     assert [row["iteration"] for row in after] == [1, 2, 3, 4]
     assert after[:2] == before[:2]
     assert after[2] != before[2]
-    assert RunFolder.open(root / "poor").read_json("lineage.json") == {"steps": [{"iteration": 2, "from": "donor", "values": values}]}
+    assert RunFolder.open(root / "poor").read_json("lineage.json") == {
+        "steps": [{"iteration": 2, "from": "donor", "values": values}]
+    }
     assert "lr: 0.03" in (root / "poor" / "config.yaml").read_text()
     assert evaluate_run(root / "poor")["iteration"] == 4
     with trial(root, "poor", values=values) as made:  # started again: what was taken over is not taken over twice
@@ -162,7 +176,9 @@ def test_rows_that_a_trial_never_reached_come_from_where_it_goes_on(root: Path, 
     assert rows(root / "slow")[1] == rows(root / "donor")[1]
 
 
-def test_a_checkpoint_that_the_other_trial_no_longer_keeps_is_replaced_by_its_newest(root: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_the_other_trial_no_longer_keeps_is_replaced_by_its_newest(
+    root: Path, tmp_path: Path
+) -> None:
     shutil.rmtree(root / "donor" / "checkpoints" / "000002")
     with trial(root, "poor", values={"algorithm.lr": 0.03}) as made:
         made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
@@ -196,11 +212,15 @@ def test_what_would_fail_again_ends_the_trial_with_its_reason(tmp_path: Path, mo
 
 
 def test_an_impossible_setting_asks_for_some_place_in_which_to_say_so(tmp_path: Path) -> None:
-    asked = ExperimentTrainable.default_resource_request({"experiment": MESSAGES, "run_root": tmp_path, "values": {"algorithm.lr": -1}})
+    asked = ExperimentTrainable.default_resource_request(
+        {"experiment": MESSAGES, "run_root": tmp_path, "values": {"algorithm.lr": -1}}
+    )
     assert asked.bundles == [{"CPU": 1.0}]
 
 
 def test_the_resources_of_env_runners_and_learners_are_asked_for(tmp_path: Path) -> None:
     values = {"play.num_env_runners": 2, "learners.num_learners": 1, "runtime.num_cpus": 0.5}
-    asked = ExperimentTrainable.default_resource_request({"experiment": MESSAGES, "run_root": tmp_path, "values": values})
+    asked = ExperimentTrainable.default_resource_request(
+        {"experiment": MESSAGES, "run_root": tmp_path, "values": values}
+    )
     assert asked.bundles == [{"CPU": 0.5}, {"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}]

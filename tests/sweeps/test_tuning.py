@@ -59,7 +59,8 @@ if ray.is_initialized() and ray.get_runtime_context().get_actor_id():
     if step.__name__ != "in_step":
         ExperimentTrainable.step = in_step
 """
-"""A plugin that holds a trial back until so many have come, and then until none is more than two iterations behind it."""
+"""A plugin that holds a trial back until so many have come, and then until none is more than two iterations behind
+it."""
 
 
 def config(sweep: dict[str, Any], *, lr: Any, **changes: Any) -> dict[str, Any]:
@@ -80,7 +81,11 @@ def times(trial: TrialRecord) -> tuple[float, float]:
 @pytest.mark.slow
 def test_asha_stops_poor_trials_and_lets_good_ones_go_on(tmp_path: Path) -> None:
     """One at a time, so that the good one is the one to be compared with."""
-    sweep = {"max_concurrent": 1, "metric": ACCURACY, "scheduler": {"name": "asha", "grace_iterations": 4, "reduction_factor": 2}}
+    sweep = {
+        "max_concurrent": 1,
+        "metric": ACCURACY,
+        "scheduler": {"name": "asha", "grace_iterations": 4, "reduction_factor": 2},
+    }
     good, poor = run_sweep(parse_sweep(config(sweep, lr={"grid": [0.03, 1e-7]})), tmp_path / "asha", quiet=True).trials
     assert (good.status, good.iterations) == ("done", 12)
     assert (poor.status, poor.iterations) == ("stopped", 4)
@@ -98,7 +103,10 @@ def test_asha_knows_of_earlier_trials_when_a_sweep_goes_on() -> None:
         scheduler: Any = tune_config(spec, known).scheduler
         scheduler.set_search_properties(RETURN, "max")
         scheduler.on_trial_add(None, new := SimpleNamespace(trial_id="00002"))
-        return [scheduler.on_trial_result(None, new, {"iteration": at, RETURN: figure}) for at, figure in ((3, 0.0), (4, 0.55), (8, 0.8))]
+        return [
+            scheduler.on_trial_result(None, new, {"iteration": at, RETURN: figure})
+            for at, figure in ((3, 0.0), (4, 0.55), (8, 0.8))
+        ]
 
     assert decisions({}) == ["CONTINUE", "CONTINUE", "CONTINUE"]
     assert decisions({"00000": [(3, 0.1), (4, 0.5), (8, 0.9)], "00001": [(4, 0.7)]}) == ["CONTINUE", "STOP", "STOP"]
@@ -119,15 +127,29 @@ def test_processes_are_shared_where_nothing_stays_behind_in_them(tmp_path: Path)
 
 @pytest.mark.slow
 def test_members_of_a_population_go_on_from_better_ones_with_changed_settings(tmp_path: Path) -> None:
-    sweep = {"num_samples": 2, "scheduler": {"name": "pbt", "interval": 3, "quantile": 0.5, "resample_probability": 0.0}}
+    sweep = {
+        "num_samples": 2,
+        "scheduler": {"name": "pbt", "interval": 3, "quantile": 0.5, "resample_probability": 0.0},
+    }
     (tmp_path / "here").mkdir()
-    (tmp_path / "meet.py").write_text(MEET.format(folder=str(tmp_path / "here"), trials=str(tmp_path / "pbt" / "trials"), number=2))
-    spaces = {"lr": {"loguniform": [1e-3, 3e-2]}, "num_epochs": {"choice": [1, 2, 4]}, "clip_epsilon": {"uniform": [0.1, 0.3]}}
+    (tmp_path / "meet.py").write_text(
+        MEET.format(folder=str(tmp_path / "here"), trials=str(tmp_path / "pbt" / "trials"), number=2)
+    )
+    spaces = {
+        "lr": {"loguniform": [1e-3, 3e-2]},
+        "num_epochs": {"choice": [1, 2, 4]},
+        "clip_epsilon": {"uniform": [0.1, 0.3]},
+    }
     data = config(sweep, lr=None, iterations=24, plugins=[str(tmp_path / "meet.py")])
     data["algorithm"] |= spaces
     trials = run_sweep(parse_sweep(data), tmp_path / "pbt", quiet=True).trials
     assert [(trial.status, trial.iterations) for trial in trials] == [("done", 24), ("done", 24)]
-    moved = [(trial, step) for trial in trials if (folder_of(trial).path / "lineage.json").is_file() for step in steps_of(trial)]
+    moved = [
+        (trial, step)
+        for trial in trials
+        if (folder_of(trial).path / "lineage.json").is_file()
+        for step in steps_of(trial)
+    ]
     assert moved
     for trial, step in moved:
         assert step["from"] == next(other.trial_id for other in trials if other is not trial)
@@ -160,7 +182,9 @@ def test_changed_settings_are_put_back_into_their_spaces() -> None:
 @pytest.mark.slow
 def test_optuna_tries_each_of_its_settings_with_every_seed(tmp_path: Path) -> None:
     """One of the settings cannot work, which optuna has to bear."""
-    data = config({"num_samples": 2, "seeds": [3, 4], "search": {"name": "optuna"}}, lr={"choice": [0.02, 1e30]}, iterations=2)
+    data = config(
+        {"num_samples": 2, "seeds": [3, 4], "search": {"name": "optuna"}}, lr={"choice": [0.02, 1e30]}, iterations=2
+    )
     data["evaluation"]["interval"] = 0
     result = run_sweep(parse_sweep({**data, "seed": 0}), tmp_path / "optuna", quiet=True)
     assert [trial.seed for trial in result.trials] == [3, 4, 3, 4]
@@ -170,7 +194,9 @@ def test_optuna_tries_each_of_its_settings_with_every_seed(tmp_path: Path) -> No
     assert values[2] == values[3]
     assert [trial.status for trial in result.trials] == ["done" if lr == 0.02 else "failed" for lr in values]
     again = resume_sweep(tmp_path / "optuna", quiet=True)
-    assert [(trial.trial_id, trial.values) for trial in again.trials] == [(trial.trial_id, trial.values) for trial in result.trials]
+    assert [(trial.trial_id, trial.values) for trial in again.trials] == [
+        (trial.trial_id, trial.values) for trial in result.trials
+    ]
 
 
 @pytest.mark.slow
@@ -200,7 +226,9 @@ def more_time(sweep: Path) -> None:
 @pytest.mark.slow
 def test_one_failure_ends_a_sweep_that_is_to_fail_fast(tmp_path: Path) -> None:
     data = config({"fail_fast": True, "max_concurrent": 1}, lr={"grid": [1e30, 0.02]}, iterations=3)
-    with pytest.raises(TrainingError, match=r"trial 00000 failed \(iteration .*\), which ends the sweep .*--resume") as raised:
+    with pytest.raises(
+        TrainingError, match=r"trial 00000 failed \(iteration .*\), which ends the sweep .*--resume"
+    ) as raised:
         run_sweep(parse_sweep(data), tmp_path / "fast", quiet=True)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "fast" / "trials" / "00001" / "report.html").exists()
@@ -225,7 +253,9 @@ def test_optuna_goes_on_with_seeds_that_are_not_done(tmp_path: Path) -> None:
 def test_a_population_goes_on_in_step(tmp_path: Path) -> None:
     sweep = {"num_samples": 2, "scheduler": {"name": "pbt", "interval": 5, "quantile": 0.5}, "time_budget_s": 1.0}
     (tmp_path / "here").mkdir()
-    (tmp_path / "meet.py").write_text(MEET.format(folder=str(tmp_path / "here"), trials=str(tmp_path / "pbt" / "trials"), number=2))
+    (tmp_path / "meet.py").write_text(
+        MEET.format(folder=str(tmp_path / "here"), trials=str(tmp_path / "pbt" / "trials"), number=2)
+    )
     plugins = [str(tmp_path / "meet.py")]
     data = config(sweep, lr={"loguniform": [1e-3, 3e-2]}, iterations=40, plugins=plugins, checkpoint={"interval": 3})
     run_sweep(parse_sweep(data), tmp_path / "pbt", quiet=True)

@@ -1,13 +1,15 @@
-"""A strict loopback server of chat completions for tests: faults on demand, idempotency, and a billing ledger of its own.
+"""A strict loopback server of chat completions for tests: faults on demand, idempotency, and a billing ledger of its
+own.
 
-    python -m tests.text.chat_server --latency-ms 50        # prints its address as JSON, serves until its standard input is closed
+    python -m tests.text.chat_server --latency-ms 50    # prints its address as JSON, serves until its input is closed
 
 Decisions that matter here:
-- strict: an unknown field, a wrong type, a missing key or model is refused as the real service does it, so that a sloppy client fails;
-- what happens to an attempt is told by `plan(attempt) -> fault`, a function of the call's key and the number of the attempt, so that
-  a test says exactly which attempt fails, and how;
-- a call is billed when its reply is made, whether or not the reply gets through; with `honours_keys` a key is billed once, and later
-  attempts get the first one's reply.
+- strict: an unknown field, a wrong type, a missing key or model is refused as the real service does it, so that a
+  sloppy client fails;
+- what happens to an attempt is told by `plan(attempt) -> fault`, a function of the call's key and the number of the
+  attempt, so that a test says exactly which attempt fails, and how;
+- a call is billed when its reply is made, whether or not the reply gets through; with `honours_keys` a key is billed
+  once, and later attempts get the first one's reply.
 """
 
 import argparse
@@ -35,7 +37,8 @@ FIELDS |= {"reasoning_effort", "top_k", "response_format"}
 
 @dataclass(frozen=True)
 class Attempt:
-    """One request as it arrived. key: its Idempotency-Key. number: from 0, of this key. arrival: from 0, of all. body: as parsed."""
+    """One request as it arrived. key: its Idempotency-Key. number: from 0, of this key. arrival: from 0, of all. body:
+    as parsed."""
 
     key: str
     number: int
@@ -68,10 +71,11 @@ def count_tokens(text: str) -> int:
 
 @dataclass
 class ChatServer:
-    """The server, run by a thread of its own between `__enter__` and `__exit__`. url: its base URL. bills, attempts: what happened.
+    """The server, run by a thread of its own between `__enter__` and `__exit__`. url: its base URL. bills, attempts:
+    what happened.
 
-    latency_s: of every reply. late_s: of the fault "late". wait_s: what the faults 429... ask to wait. unlisted: models that answer and
-    stand in no list. list_fault: of the list of models, as of a reply.
+    latency_s: of every reply. late_s: of the fault "late". wait_s: what the faults 429... ask to wait. unlisted: models
+    that answer and stand in no list. list_fault: of the list of models, as of a reply.
 
     A fault "answer STATUS BODY" is answered so, word for word.
     """
@@ -116,7 +120,9 @@ class ChatServer:
             return refusal
         name = request.match_info["name"]
         return (
-            web.json_response(model_row(name)) if name in MODELS else _error(404, f"The model '{name}' does not exist", "model_not_found")
+            web.json_response(model_row(name))
+            if name in MODELS
+            else _error(404, f"The model '{name}' does not exist", "model_not_found")
         )
 
     async def _ledger(self, request: web.Request) -> web.Response:
@@ -167,9 +173,19 @@ class ChatServer:
         if fault == "429":
             return _error(429, "Rate limit reached", "rate_limit_exceeded", {"retry-after": f"{wait:g}"})
         if fault == "429-ms":
-            return _error(429, "Rate limit reached", "rate_limit_exceeded", {"retry-after-ms": f"{wait * 1000:g}", "retry-after": "60"})
+            return _error(
+                429,
+                "Rate limit reached",
+                "rate_limit_exceeded",
+                {"retry-after-ms": f"{wait * 1000:g}", "retry-after": "60"},
+            )
         if fault == "429-date":
-            return _error(429, "Rate limit reached", "rate_limit_exceeded", {"retry-after": formatdate(time.time() + wait, usegmt=True)})
+            return _error(
+                429,
+                "Rate limit reached",
+                "rate_limit_exceeded",
+                {"retry-after": formatdate(time.time() + wait, usegmt=True)},
+            )
         if fault == "quota":
             return _error(429, "You exceeded your current quota", "insufficient_quota", {"retry-after": "1"})
         if fault == "policy":
@@ -183,7 +199,12 @@ class ChatServer:
         usage = reply["usage"]
         self.bills.append(Bill(attempt.key, attempt.body["model"], usage["prompt_tokens"], usage["completion_tokens"]))
         if fault == "nulls":
-            reply["choices"][0]["message"] |= {"reasoning": None, "reasoning_content": None, "function_call": None, "tool_calls": []}
+            reply["choices"][0]["message"] |= {
+                "reasoning": None,
+                "reasoning_content": None,
+                "function_call": None,
+                "tool_calls": [],
+            }
             usage["prompt_tokens_details"] = None
         if fault == "no_usage":
             del reply["usage"]
@@ -191,7 +212,10 @@ class ChatServer:
             reply["usage"] = {"prompt_tokens": usage["prompt_tokens"], "completion_tokens": 0}
         if fault == "details":
             reply |= {"model": "gpt-4o-mini-2024-07-18", "system_fingerprint": "fp_1"}
-            usage |= {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 5}}
+            usage |= {
+                "prompt_tokens_details": {"cached_tokens": 3},
+                "completion_tokens_details": {"reasoning_tokens": 5},
+            }
             usage["total_tokens"] += 10
         self._answers[attempt.key] = reply
         return reply
@@ -202,7 +226,13 @@ def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
     digest = hashlib.blake2b(json.dumps(body["messages"]).encode(), digest_size=64).hexdigest()
     limit = body.get("max_tokens", body.get("max_completion_tokens", 16))
     content = digest[: 4 * limit]
-    finish = fault.removeprefix("finish ") if fault.startswith("finish ") else "stop" if len(content) == len(digest) else "length"
+    finish = (
+        fault.removeprefix("finish ")
+        if fault.startswith("finish ")
+        else "stop"
+        if len(content) == len(digest)
+        else "length"
+    )
     prompt = sum(count_tokens(message["content"]) + 4 for message in body["messages"])
     message = {"role": "assistant", "content": None if fault == "no_content" else content, "refusal": None}
     if fault == "parts":
@@ -215,14 +245,22 @@ def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
         "object": "chat.completion",
         "created": 1_700_000_000,
         "model": body["model"],
-        "choices": [{"index": 0, "message": message, "finish_reason": None if finish == "null" else finish, "logprobs": None}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": count_tokens(content), "total_tokens": prompt + count_tokens(content)},
+        "choices": [
+            {"index": 0, "message": message, "finish_reason": None if finish == "null" else finish, "logprobs": None}
+        ],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": count_tokens(content),
+            "total_tokens": prompt + count_tokens(content),
+        },
     }
 
 
 def _told(fault: str) -> web.Response:
     status, _, text = fault.removeprefix("answer ").partition(" ")
-    return web.Response(status=int(status), text=text, content_type="text/html" if text.startswith("<") else "application/json")
+    return web.Response(
+        status=int(status), text=text, content_type="text/html" if text.startswith("<") else "application/json"
+    )
 
 
 def _check(body: Any, models: tuple[str, ...]) -> web.Response | None:
@@ -230,9 +268,13 @@ def _check(body: Any, models: tuple[str, ...]) -> web.Response | None:
     if not isinstance(body, dict) or set(body) - FIELDS or not isinstance(body.get("model"), str):
         return _error(400, f"Unrecognized request arguments: {sorted(set(body) - FIELDS)}", None)
     if body["model"] not in models:
-        return _error(404, f"The model `{body['model']}` does not exist or you do not have access to it.", "model_not_found")
+        return _error(
+            404, f"The model `{body['model']}` does not exist or you do not have access to it.", "model_not_found"
+        )
     if body["model"].startswith("o") and "max_tokens" in body:
-        message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        message = (
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        )
         return _error(400, message, "unsupported_parameter", param="max_tokens")
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
     if len(limits) != 1 or type(limits[0]) is not int or limits[0] < 1:
@@ -244,7 +286,9 @@ def _check(body: Any, models: tuple[str, ...]) -> web.Response | None:
     return None
 
 
-def _error(status: int, message: str, code: str | None, headers: dict[str, str] | None = None, param: str | None = None) -> web.Response:
+def _error(
+    status: int, message: str, code: str | None, headers: dict[str, str] | None = None, param: str | None = None
+) -> web.Response:
     kind = "insufficient_quota" if code == "insufficient_quota" else "invalid_request_error"
     error = {"message": message, "type": kind, "param": param, "code": code}
     return web.json_response({"error": error}, status=status, headers=headers)

@@ -1,8 +1,9 @@
 """A game of words with a known optimum, played against the test provider.
 
-Merlin's half (adp): the prover sees the program, says one of two things, and the verifier, who in this game can tell programs apart by
-nothing but what is said, accepts or rejects. Everyone is paid for right verdicts (`shared_reward`), so the best is to agree on what
-the words mean: accuracy 1. The provers' tables begin with a slight habit, from which that must grow.
+Merlin's half (adp): the prover sees the program, says one of two things, and the verifier, who in this game can tell
+programs apart by nothing but what is said, accepts or rejects. Everyone is paid for right verdicts (`shared_reward`),
+so the best is to agree on what the words mean: accuracy 1. The provers' tables begin with a slight habit, from which
+that must grow.
 """
 
 import json
@@ -29,8 +30,13 @@ def situation(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def roles(habit: float = 0.7, frozen: Sequence[float] | None = None) -> list[dict[str, Any]]:
-    """The provider's roles: the verifier, known by its prompt, and the prover before a good and before a bad program."""
-    verifier: dict[str, Any] = {"name": "verifier", "marker": VERIFIER, "replies": ["Decision: accept", "Decision: reject"]}
+    """The provider's roles: the verifier, known by its prompt, and the prover before a good and before a bad
+    program."""
+    verifier: dict[str, Any] = {
+        "name": "verifier",
+        "marker": VERIFIER,
+        "replies": ["Decision: accept", "Decision: reject"],
+    }
     if frozen is not None:
         verifier["prior"] = list(frozen)
     good = {"name": "prover of a good one", "marker": "GOOD", "replies": REPLIES, "prior": [habit, 1 - habit]}
@@ -88,9 +94,16 @@ def config(folder: Path, algorithm: dict[str, Any], **changes: Any) -> dict[str,
 
 def dummy(folder: Path, protocol: str = "nip", **changes: Any) -> dict[str, Any]:
     """A config that nobody speaks in."""
-    rule = {"name": "expert_iteration", "rollouts_per_iteration": 24, "num_test_items": 6, "fine_tuning": {"min_examples": 1}}
+    rule = {
+        "name": "expert_iteration",
+        "rollouts_per_iteration": 24,
+        "num_test_items": 6,
+        "fine_tuning": {"min_examples": 1},
+    }
     made = config(folder, rule, iterations=2)
-    made["protocol"] = {"name": protocol, "max_rounds": 5} if protocol in ("nip", "debate", "mnip") else {"name": protocol}
+    made["protocol"] = (
+        {"name": protocol, "max_rounds": 5} if protocol in ("nip", "debate", "mnip") else {"name": protocol}
+    )
     made["scenario"]["agents"] = {"_default": {"provider": "nobody", "model": "none"}}
     made["providers"] = {"nobody": {"name": "dummy"}}
     return {**made, **changes}

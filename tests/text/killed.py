@@ -2,8 +2,8 @@
 
     python -m tests.text.killed CONFIG RUN_DIR KILLS SEED
 
-What is imported is imported once: each run is a fork. Prints one JSON line: kills, failures (runs that stopped by themselves), resumed_s
-(from each fork to its first call or its end).
+What is imported is imported once: each run is a fork. Prints one JSON line: kills, failures (runs that stopped by
+themselves), resumed_s (from each fork to its first call or its end).
 """
 
 import json

@@ -1,14 +1,16 @@
-"""A provider for tests, over real HTTP on the loopback interface: chats, files, fine-tuning jobs, models, bills, and faults.
+"""A provider for tests, over real HTTP on the loopback interface: chats, files, fine-tuning jobs, models, bills, and
+faults.
 
     with provider_process(tmp_path, roles=[...], faults={"late": 0.1}) as provider:
         client = AsyncOpenAI(base_url=provider.base_url, api_key=API_KEY)
 
 Decisions that matter here:
-- what it answers for are small tables that really learn (`provider_tables`), so that training can be followed to known numbers;
-- it is strict: unknown fields, models, files and methods, a wrong key, are refused as the real service does it, so that a sloppy
-  client fails;
-- a call with an `Idempotency-Key` is billed once and has one reply, drawn from the seeds (else the key), however often it comes. Creations
-  ignore the header, as the service that matters most does, unless `honours_job_keys`;
+- what it answers for are small tables that really learn (`provider_tables`), so that training can be followed to known
+  numbers;
+- it is strict: unknown fields, models, files and methods, a wrong key, are refused as the real service does it, so that
+  a sloppy client fails;
+- a call with an `Idempotency-Key` is billed once and has one reply, drawn from the seeds (else the key), however often
+  it comes. Creations ignore the header, as the service that matters most does, unless `honours_job_keys`;
 - faults (`provider_faults`) are switched on and off while it runs, by `set_faults`.
 """
 
@@ -80,7 +82,9 @@ class ProviderProcess(Provider):
         (folder / "options.json").write_text(json.dumps(asdict(options)))
         command = [sys.executable, "-m", "tests.text.provider", str(folder)]
         with (folder / "log.txt").open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+            )
         line = self.process.stdout.readline()
         if not line.strip():
             raise RuntimeError(f"the provider did not start:\n{(folder / 'log.txt').read_text()[-2000:]}")

@@ -1,6 +1,8 @@
-"""What goes wrong at the test provider, and when: a function of the seed and of what was asked, not of the order of arrival.
+"""What goes wrong at the test provider, and when: a function of the seed and of what was asked, not of the order of
+arrival.
 
-Every fault has a probability, and no request meets more than `limit` faults, so that a client that continues gets there.
+Every fault has a probability, and no request meets more than `limit` faults, so that a client that continues gets
+there.
 
     late            done and billed, but the answer comes `late_s` late
     drop_before     the connection is cut before anything is done
@@ -11,7 +13,7 @@ Every fault has a probability, and no request meets more than `limit` faults, so
     unsure          500, but it is done
     registered_late a creation is cut off at once, and the job appears `registered_after_s` later
     refusal         a chat is refused as the content policy wants it; the same call always
-    job_failed, job_cancelled, job_slow    how a job ends, or that it takes `slow_factor` times as long; the same job always
+    job_failed, job_cancelled, job_slow    how a job ends, or that it takes `slow_factor` times as long; the same one
 """
 
 from collections import Counter
@@ -39,7 +41,8 @@ class Faults:
     asked: Counter[str] = field(default_factory=Counter)
 
     def of_request(self, method: str, what: str, creates_job: bool) -> str | None:
-        """The fault that this arrival of a request meets. what: tells the request from all others; a repeat has the same."""
+        """The fault that this arrival of a request meets. what: tells the request from all others; a repeat has the
+        same."""
         number = self.asked[what]
         self.asked[what] += 1
         if self.met[what] >= self.limit:
@@ -64,4 +67,6 @@ def check_names(chances: dict[str, float]) -> None:
     """Raises ValueError for a fault that does not exist."""
     unknown = set(chances) - {*OF_REQUESTS, *OF_THINGS}
     if unknown:
-        raise ValueError(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join((*OF_REQUESTS, *OF_THINGS))}")
+        raise ValueError(
+            f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join((*OF_REQUESTS, *OF_THINGS))}"
+        )

@@ -19,7 +19,18 @@ from tests.text.provider_state import Job, Prices, State, pusd
 from tests.text.provider_tables import BadData, Rates, Role, digest, draw, probabilities, role_of, tokens
 
 API_KEY = "sk-canary-7d2c41f0a9b84e55"
-CHAT_FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "user", "n", "response_format"}
+CHAT_FIELDS = {
+    "model",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "user",
+    "n",
+    "response_format",
+}
 JOB_FIELDS = {"model", "training_file", "method", "seed", "suffix", "metadata"}
 AGAIN = web.RequestKey("again", bool)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -29,12 +40,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Options:
     """What a provider is like.
 
-    situation: `module:function` that maps the chat before a reply to a row of the tables. job_s: how long a job takes. skew_s: how
-    wrong its clock is. fault_seed, and the fields of `Faults` by their names in `fault_details`: see there. has_fine_tuning, methods,
-    ignores_filter, drops_metadata, left_out (fields of answers that stay away): how services differ.
+    situation: `module:function` that maps the chat before a reply to a row of the tables. job_s: how long a job takes.
+    skew_s: how wrong its clock is. fault_seed, and the fields of `Faults` by their names in `fault_details`: see there.
+    has_fine_tuning, methods, ignores_filter, drops_metadata, left_out (fields of answers that stay away): how services
+    differ.
     """
 
-    roles: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "any", "marker": "", "replies": ["yes", "no"]}])
+    roles: list[dict[str, Any]] = field(
+        default_factory=lambda: [{"name": "any", "marker": "", "replies": ["yes", "no"]}]
+    )
     situation: str = "tests.text.provider_tables:default_situation"
     base_models: list[str] = field(default_factory=lambda: ["base", "gpt-4o-mini"])
     tables: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
@@ -72,7 +86,9 @@ class Refused(Exception):
         self.status, self.code = status, code
 
     def response(self) -> web.Response:
-        return web.json_response({"error": {"message": str(self), "type": "invalid_request_error", "code": self.code}}, status=self.status)
+        return web.json_response(
+            {"error": {"message": str(self), "type": "invalid_request_error", "code": self.code}}, status=self.status
+        )
 
 
 class Service:
@@ -200,7 +216,9 @@ class Service:
             raise Refused(400, str(error)) from None
         if self.faults.of_thing("refusal", key):
             return self._answer(body, bill, prompt, None, "content_filter", 0)
-        p = probabilities(table, role, self.state.situation(messages), body.get("temperature") or float("temperature" not in body))
+        p = probabilities(
+            table, role, self.state.situation(messages), body.get("temperature") or float("temperature" not in body)
+        )
         words = role.replies[draw(p, self.options.seed, _dice(key, body))]
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 10**9
         if tokens(words) > limit:
@@ -216,11 +234,18 @@ class Service:
         self._calls[what] += 1
         return f"{what} {self._calls[what]}", f"chat {what} {self._calls[what]} {time.time_ns()}"
 
-    def _answer(self, body: dict[str, Any], bill: str, prompt: int, words: str | None, reason: str, said: int) -> web.Response:
+    def _answer(
+        self, body: dict[str, Any], bill: str, prompt: int, words: str | None, reason: str, said: int
+    ) -> web.Response:
         prices = self.state.prices
         amount = pusd(prompt, prices.input) + pusd(said, prices.output)
         self.state.bill("chat", bill, amount, model=body["model"], prompt_tokens=prompt, completion_tokens=said)
-        choice = {"index": 0, "message": {"role": "assistant", "content": words}, "finish_reason": reason, "logprobs": None}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": words},
+            "finish_reason": reason,
+            "logprobs": None,
+        }
         usage = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
         told = {
             "id": f"chatcmpl-{digest(bill)}",
@@ -267,7 +292,9 @@ class Service:
         same = [job for job in self.state.jobs.values() if key and job.body.get("idempotency_key") == key]
         if self.options.drops_metadata:
             body.pop("metadata", None)
-        job = same[0] if same and self.options.honours_job_keys else self.state.add_job({**body, "idempotency_key": key})
+        job = (
+            same[0] if same and self.options.honours_job_keys else self.state.add_job({**body, "idempotency_key": key})
+        )
         return web.json_response(self._job(job))
 
     def _check_job(self, body: dict[str, Any]) -> None:
@@ -284,7 +311,9 @@ class Service:
         if not re.fullmatch(r"[A-Za-z0-9-]{0,64}", body.get("suffix") or ""):
             raise Refused(400, "suffix must be at most 64 letters, digits and dashes")
         metadata = body.get("metadata") or {}
-        if len(metadata) > 16 or not all(isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in metadata.items()):
+        if len(metadata) > 16 or not all(
+            isinstance(v, str) and len(k) <= 64 and len(v) <= 512 for k, v in metadata.items()
+        ):
             raise Refused(400, "metadata must be at most 16 short texts")
 
     async def jobs(self, request: web.Request) -> web.Response:
@@ -292,7 +321,9 @@ class Service:
         wanted = {m[1]: value for key, value in request.query.items() if (m := re.fullmatch(r"metadata\[(.+)\]", key))}
         found = list(reversed(self.state.jobs.values()))
         if wanted and not self.options.ignores_filter:
-            found = [job for job in found if all((job.body.get("metadata") or {}).get(k) == v for k, v in wanted.items())]
+            found = [
+                job for job in found if all((job.body.get("metadata") or {}).get(k) == v for k, v in wanted.items())
+            ]
         return web.json_response(_page([self._job(job) for job in found], request, 20))
 
     async def job(self, request: web.Request) -> web.Response:
@@ -363,11 +394,14 @@ def _what(request: web.Request, body: bytes) -> str:
     """What tells a request from others and is the same for its repeats."""
     edge = re.search("boundary=(.+)", request.headers.get("Content-Type", ""))
     same = body.replace(edge[1].encode(), b"") if edge else body
-    return " ".join([request.method, request.path_qs, request.headers.get("Idempotency-Key") or digest(same.decode("latin1"))])
+    return " ".join(
+        [request.method, request.path_qs, request.headers.get("Idempotency-Key") or digest(same.decode("latin1"))]
+    )
 
 
 def _dice(key: str, body: dict[str, Any]) -> str:
-    """What a reply is drawn by: the seed that was asked for with the messages, so that a run can be repeated; without one, the key.
+    """What a reply is drawn by: the seed that was asked for with the messages, so that a run can be repeated; without
+    one, the key.
 
     Of the model only what it was tuned from: the names of tuned models differ between runs that are otherwise equal.
     """
@@ -394,8 +428,14 @@ async def _object(request: web.Request, allowed: set[str], needed: tuple[str, ..
 
 
 def check_messages(given: Any) -> list[dict[str, Any]]:
-    good = isinstance(given, list) and given and all(isinstance(m, dict) and set(m) <= {"role", "content", "name"} for m in given)
-    if not good or any(m.get("role") not in ("system", "user", "assistant") or not isinstance(m.get("content"), str) for m in given):
+    good = (
+        isinstance(given, list)
+        and given
+        and all(isinstance(m, dict) and set(m) <= {"role", "content", "name"} for m in given)
+    )
+    if not good or any(
+        m.get("role") not in ("system", "user", "assistant") or not isinstance(m.get("content"), str) for m in given
+    ):
         raise Refused(400, "messages must be a list of {role, content}")
     return given
 

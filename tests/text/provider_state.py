@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.text.provider_faults import Faults
-from tests.text.provider_tables import BadData, Examples, Rates, Role, Table, digest, dpo, index_of, role_of, supervised, tokens
+from tests.text.provider_tables import (
+    BadData,
+    Examples,
+    Rates,
+    Role,
+    Table,
+    digest,
+    dpo,
+    index_of,
+    role_of,
+    supervised,
+    tokens,
+)
 
 Situation = Callable[[Sequence[dict[str, Any]]], str]
 
@@ -38,7 +50,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Job:
-    """A job. begun: true time. ends: when it is over by itself. fate: how it then ends. status: of those that are over."""
+    """A job. begun: true time. ends: when it is over by itself. fate: how it then ends. status: of those that are
+    over."""
 
     id: str
     body: dict[str, Any]
@@ -147,8 +160,10 @@ class State:
             return
         chat = row["input"]["messages"]
         role = role_of(self.roles, chat)
-        ((better,), (worse,)) = row["preferred_output"], row["non_preferred_output"]
-        found.pairs.append((role.name, self.situation(chat), index_of(role, better["content"]), index_of(role, worse["content"])))
+        (better,), (worse,) = row["preferred_output"], row["non_preferred_output"]
+        found.pairs.append(
+            (role.name, self.situation(chat), index_of(role, better["content"]), index_of(role, worse["content"]))
+        )
 
     def _end(self, job: Job) -> None:
         if job.fate != "succeeded":
@@ -184,4 +199,5 @@ class State:
         base = job.body["model"].split(":")[1] if job.body["model"].startswith("ft:") else job.body["model"]
         suffix = job.body.get("suffix") or ""
         file = self.files[job.body["training_file"]]["name"]
-        return f"ft:{base}:test:{suffix}:{digest(job.body['model'], file, json.dumps(job.body['method'], sort_keys=True))[:8]}"
+        made = digest(job.body["model"], file, json.dumps(job.body["method"], sort_keys=True))[:8]
+        return f"ft:{base}:test:{suffix}:{made}"

@@ -1,17 +1,19 @@
-"""The test provider's models: for each role and situation a table of probabilities over finitely many replies, updated exactly.
+"""The test provider's models: for each role and situation a table of probabilities over finitely many replies, updated
+exactly.
 
 Supervised learning (`supervised`): in each situation of the data, q being the share of each reply in it,
 
     p' = (1 - a) p + a q,   a = 1 - (1 - rate)^epochs
 
-which is the optimum of a E_q[log p'] + (1 - a) E_p[log p']: the maximum-likelihood fit, held back towards the old table.
+which is the optimum of a E_q[log p'] + (1 - a) E_p[log p']: the maximum-likelihood fit, held back towards the old
+table.
 
 DPO (`dpo`): `epochs * steps` steps of gradient descent, from the reference table, on the mean over all pairs of
 
     -log sigmoid(beta (log p(w)/p_ref(w) - log p(l)/p_ref(l)))
 
-in the logits z. In a softmax table log p(w) - log p(l) = z_w - z_l, so the gradient of a pair's loss is -+ beta sigmoid(-beta margin) at
-w and l, and zero elsewhere.
+in the logits z. In a softmax table log p(w) - log p(l) = z_w - z_l, so the gradient of a pair's loss is -+ beta
+sigmoid(-beta margin) at w and l, and zero elsewhere.
 """
 
 import hashlib
@@ -34,7 +36,8 @@ class BadData(Exception):
 
 @dataclass(frozen=True)
 class Role:
-    """Who is spoken for. marker: a regular expression found in the first message of this role's chats. prior: weights of the replies."""
+    """Who is spoken for. marker: a regular expression found in the first message of this role's chats. prior: weights
+    of the replies."""
 
     name: str
     marker: str
@@ -48,7 +51,8 @@ class Role:
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast is learnt. supervised: `rate` above. dpo: step size; steps: gradient steps of an epoch. epochs, beta: when not asked for."""
+    """How fast is learnt. supervised: `rate` above. dpo: step size; steps: gradient steps of an epoch. epochs, beta:
+    when not asked for."""
 
     supervised: float = 0.5
     dpo: float = 1.0
@@ -59,7 +63,8 @@ class Rates:
 
 @dataclass
 class Examples:
-    """What a file asks for. chosen: (role, situation) -> reply -> how often. pairs: (role, situation, better, worse)."""
+    """What a file asks for. chosen: (role, situation) -> reply -> how often. pairs: (role, situation, better,
+    worse)."""
 
     chosen: dict[tuple[str, str], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     pairs: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -97,7 +102,9 @@ def supervised(table: Table, roles: Sequence[Role], examples: Examples, epochs: 
     return new
 
 
-def dpo(table: Table, roles: Sequence[Role], examples: Examples, epochs: int, step: float, steps: int, beta: float) -> Table:
+def dpo(
+    table: Table, roles: Sequence[Role], examples: Examples, epochs: int, step: float, steps: int, beta: float
+) -> Table:
     """The new table; see above."""
     reference = {(name, s): probabilities(table, _named(roles, name), s) for name, s, _, _ in examples.pairs}
     shift = {place: [0.0] * len(old) for place, old in reference.items()}

@@ -1,11 +1,12 @@
-"""Trials of `ensure_job` under kills: a process that forks a child per attempt, kills it, and forks again until a child gets through.
+"""Trials of `ensure_job` under kills: a process that forks a child per attempt, kills it, and forks again until a child
+gets through.
 
     python -m tests.text.provider_trials FOLDER BASE_URL FIRST COUNT
 
-A child dies where its steps say: before and after every entry of the journal, in the middle of writing one, before every request, after
-every answer; or whenever the parent's SIGKILL arrives. After `MAX_KILLS` deaths the next child is left alone. Which and when depends on
-the number of the trial alone. Results are printed as JSON lines: trial, key, id, kills. Forked children need no new imports, so that
-hundreds of trials take seconds.
+A child dies where its steps say: before and after every entry of the journal, in the middle of writing one, before
+every request, after every answer; or whenever the parent's SIGKILL arrives. After `MAX_KILLS` deaths the next child is
+left alone. Which and when depends on the number of the trial alone. Results are printed as JSON lines: trial, key, id,
+kills. Forked children need no new imports, so that hundreds of trials take seconds.
 """
 
 import asyncio
@@ -146,7 +147,9 @@ def warm_up() -> None:
     """Everything that is imported at a first call is imported here, before the first fork."""
 
     async def call() -> None:
-        backend = OpenAIJobs(OpenAIProvider(base_url="http://127.0.0.1:9/v1", api_key_variable="TEST_KEY", max_retries=0))
+        backend = OpenAIJobs(
+            OpenAIProvider(base_url="http://127.0.0.1:9/v1", api_key_variable="TEST_KEY", max_retries=0)
+        )
         with contextlib.suppress(TrainingError):
             await backend.find("none")
         await backend.close()

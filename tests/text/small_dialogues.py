@@ -24,16 +24,21 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class TinyScenario(LanguageScenario):
-    """Agents see all that was said so far; a verifier's "Decision: accept" or "Decision: reject" decides, "???" cannot be read."""
+    """Agents see all that was said so far; a verifier's "Decision: accept" or "Decision: reject" decides, "???" cannot
+    be read."""
 
     settings: Any = None
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """A system prompt, then every usable turn: one's own as assistant, others' as user, in each round one's own first."""
+        """A system prompt, then every usable turn: one's own as assistant, others' as user, in each round one's own
+        first."""
         rounds = (sorted(turns, key=lambda turn: turn.agent != agent) for turns in dialogue.rounds)
         said = [turn for turns in rounds for turn in turns if not turn.invalid]
         system = {"role": "system", "content": f"You are {agent}. Item {dialogue.item.id}."}
-        return [system, *({"role": "assistant" if turn.agent == agent else "user", "content": turn.raw} for turn in said)]
+        return [
+            system,
+            *({"role": "assistant" if turn.agent == agent else "user", "content": turn.raw} for turn in said),
+        ]
 
     def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
         """The chat before the round, and the reply in it."""
@@ -78,11 +83,16 @@ def speakers(protocol: Rules, dialogue: Dialogue) -> list[str]:
     return list(rulebook(protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed))
 
 
-def random_turn(scenario: TinyScenario, dialogue: Dialogue, agent: str, random: np.random.Generator, decide: float = 0.3) -> Turn:
-    """A random reply: a verifier decides with probability `decide`; one reply in ten is cut short, one in ten invalid."""
+def random_turn(
+    scenario: TinyScenario, dialogue: Dialogue, agent: str, random: np.random.Generator, decide: float = 0.3
+) -> Turn:
+    """A random reply: a verifier decides with probability `decide`; one reply in ten is cut short, one in ten
+    invalid."""
     kind = dict(retries=int(random.integers(3)), truncated=bool(random.random() < 0.1))
     if random.random() < 0.1:
-        return Turn(agent, "???", dict.fromkeys(channels_of(scenario.protocol, dialogue, agent), ""), invalid=True, **kind)
+        return Turn(
+            agent, "???", dict.fromkeys(channels_of(scenario.protocol, dialogue, agent), ""), invalid=True, **kind
+        )
     if agent in scenario.protocol.verifiers and random.random() < decide:
         label = int(random.integers(2))
         confidence = float(random.uniform(0.5, 1) if label == ACCEPT else random.uniform(0, 0.5))
@@ -95,12 +105,16 @@ def play(scenario: TinyScenario, item: Item, seed: int, random: np.random.Genera
     """A random dialogue, to its end."""
     dialogue = start_dialogue(item, seed)
     while not dialogue.ended:
-        turns = [random_turn(scenario, dialogue, agent, random, decide) for agent in speakers(scenario.protocol, dialogue)]
+        turns = [
+            random_turn(scenario, dialogue, agent, random, decide) for agent in speakers(scenario.protocol, dialogue)
+        ]
         dialogue = advance(scenario, dialogue, turns)
     return dialogue
 
 
-def random_dialogues(scenario: TinyScenario, items: int, repeats: int = 1, seed: int = 0, decide: float = 0.3) -> list[Dialogue]:
+def random_dialogues(
+    scenario: TinyScenario, items: int, repeats: int = 1, seed: int = 0, decide: float = 0.3
+) -> list[Dialogue]:
     """Each of `items` items `repeats` times; labels are random."""
     random = np.random.default_rng(seed)
     made = [Item(id=number, y=int(random.integers(2))) for number in range(items)]

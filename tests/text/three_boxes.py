@@ -1,4 +1,5 @@
-"""A plugin with a task of three verdicts for language models: in which of three boxes is the prize? Provers know, the verifier does not."""
+"""A plugin with a task of three verdicts for language models: in which of three boxes is the prize? Provers know, the
+verifier does not."""
 
 from dataclasses import dataclass
 from random import Random
@@ -22,7 +23,9 @@ class BoxSettings:
     name: Literal["boxes"] = option("boxes", "The task.")
     num_boxes: int = option(3, "Boxes, one for each verdict.", ge=2)
     num_items: int = option(12, "Items of each split.", ge=2)
-    agents: dict[str, LanguageAgentSettings] = option(dict, "Agent -> its model; `_default` serves the agents not named.")
+    agents: dict[str, LanguageAgentSettings] = option(
+        dict, "Agent -> its model; `_default` serves the agents not named."
+    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,10 @@ class BoxScenario(LanguageScenario):
 
 def items(settings: BoxSettings, seed: int) -> dict[str, list[Boxes]]:
     """As many of each label, in another colour each."""
-    made = [Boxes(number, number % settings.num_boxes, f"colour-{seed}-{number}") for number in range(2 * settings.num_items)]
+    made = [
+        Boxes(number, number % settings.num_boxes, f"colour-{seed}-{number}")
+        for number in range(2 * settings.num_items)
+    ]
     return {"train": made[: settings.num_items], "test": made[settings.num_items :]}
 
 

@@ -1,8 +1,9 @@
 """A strict stand-in for a training service: the names of the client's library over a model that really learns.
 
-The model is the one of words in a folder, so that what is sampled and learned can be compared with a model here; or a bigram table, which
-can be followed to known numbers. Types are the library's own where it is installed, else ones that check as much. A `Service` outlives its
-clients: it keeps what they saved, counts their requests, and is killed, or loses an answer, where a test says so.
+The model is the one of words in a folder, so that what is sampled and learned can be compared with a model here; or a
+bigram table, which can be followed to known numbers. Types are the library's own where it is installed, else ones that
+check as much. A `Service` outlives its clients: it keeps what they saved, counts their requests, and is killed, or
+loses an answer, where a test says so.
 """
 
 import copy
@@ -117,7 +118,9 @@ class SamplingParams:
     stop: Sequence[int] | None = None
 
 
-OWN_TYPES = SimpleNamespace(AdamParams=AdamParams, Datum=Datum, ModelInput=ModelInput, SamplingParams=SamplingParams, TensorData=TensorData)
+OWN_TYPES = SimpleNamespace(
+    AdamParams=AdamParams, Datum=Datum, ModelInput=ModelInput, SamplingParams=SamplingParams, TensorData=TensorData
+)
 
 
 def library_types() -> Any:
@@ -171,7 +174,11 @@ class Bigrams(torch.nn.Module):
         while len(tokens) < given.max_tokens and tokens[-1:] != [END]:
             logits = self.table[[*prompt, *tokens][-1]].detach()
             likely = logits.argmax() if given.temperature == 0 else None
-            drawn = torch.multinomial((logits / given.temperature).softmax(-1), 1, generator=dice) if likely is None else likely
+            drawn = (
+                torch.multinomial((logits / given.temperature).softmax(-1), 1, generator=dice)
+                if likely is None
+                else likely
+            )
             tokens.append(int(drawn))
         return SimpleNamespace(tokens=tokens, logprobs=None, stop_reason="stop" if tokens[-1] == END else "length")
 
@@ -190,7 +197,9 @@ class Words(torch.nn.Module):
     def reply(self, prompt: Sequence[int], given: SamplingParams) -> Any:
         assert list(given.stop or ()) == sorted(self.policy.chat.ends)
         self.policy.forget()
-        made = self.policy.sample([GenerationRequest(list(prompt), given.max_tokens, given.temperature, given.top_p, given.seed)])[0]
+        made = self.policy.sample(
+            [GenerationRequest(list(prompt), given.max_tokens, given.temperature, given.top_p, given.seed)]
+        )[0]
         tokens, logprobs = np.array(made.tokens, np.int32).tolist(), np.array(made.logprobs, np.float32).tolist()
         return SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=made.finish_reason)
 
@@ -213,7 +222,9 @@ class Client:
 class TrainingClient(Client):
     """Weights and an optimiser; losses by the formulas of the service's documentation."""
 
-    def __init__(self, server: "Service", number: int, kept: dict[str, Any] | None = None, with_optimizer: bool = False) -> None:
+    def __init__(
+        self, server: "Service", number: int, kept: dict[str, Any] | None = None, with_optimizer: bool = False
+    ) -> None:
         super().__init__(server, kept)
         self.number, self.adam = number, torch.optim.AdamW(self.model.parameters(), lr=0.0)
         if kept is not None and with_optimizer:
@@ -235,11 +246,15 @@ class TrainingClient(Client):
         assert loss_fn == "cross_entropy"
         return self.server.do("forward", lambda: self._output(self.logprobs(data)))
 
-    def forward_backward(self, data: list[Any], loss_fn: str, loss_fn_config: dict[str, float] | None = None) -> Future[Any]:
+    def forward_backward(
+        self, data: list[Any], loss_fn: str, loss_fn_config: dict[str, float] | None = None
+    ) -> Future[Any]:
         return self.server.do("forward_backward", lambda: self._backward(data, loss_fn, loss_fn_config))
 
     def _backward(self, data: list[Any], loss_fn: str, config: dict[str, float] | None) -> Any:
-        assert (set(config) if config else set()) == ({"clip_low_threshold", "clip_high_threshold"} if loss_fn == "ppo" else set())
+        assert (set(config) if config else set()) == (
+            {"clip_low_threshold", "clip_high_threshold"} if loss_fn == "ppo" else set()
+        )
         rows, total = self.logprobs(data), torch.zeros(())
         for datum, row in zip(data, rows, strict=True):
             assert set(datum.loss_fn_inputs) == INPUTS[loss_fn]
@@ -253,7 +268,9 @@ class TrainingClient(Client):
         total.backward()
         return self._output(rows)
 
-    def forward_backward_custom(self, data: list[Any], loss_fn: Callable[..., tuple[Tensor, dict[str, float]]]) -> Future[Any]:
+    def forward_backward_custom(
+        self, data: list[Any], loss_fn: Callable[..., tuple[Tensor, dict[str, float]]]
+    ) -> Future[Any]:
         def work() -> Any:
             rows = self.logprobs(data, 2)
             leaves = [row.detach().clone().requires_grad_() for row in rows]
@@ -273,7 +290,9 @@ class TrainingClient(Client):
             assert isinstance(optim_params, self.server.types.AdamParams)
             norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), optim_params.grad_clip_norm or math.inf)
             for group in self.adam.param_groups:
-                group.update(lr=optim_params.learning_rate, betas=(optim_params.beta1, optim_params.beta2), eps=optim_params.eps)
+                group.update(
+                    lr=optim_params.learning_rate, betas=(optim_params.beta1, optim_params.beta2), eps=optim_params.eps
+                )
                 group.update(weight_decay=optim_params.weight_decay)
             self.adam.step()
             self.adam.zero_grad()
@@ -283,7 +302,9 @@ class TrainingClient(Client):
 
     def save_state(self, name: str, ttl_seconds: int | None = None, overwrite: bool = False) -> Future[Any]:
         kept = {"weights": self.weights(), "optimizer": copy.deepcopy(self.adam.state_dict())}
-        return self.server.do("save_state", lambda: self.server.keep(f"tinker://run-{self.number}/weights/{name}", kept, overwrite))
+        return self.server.do(
+            "save_state", lambda: self.server.keep(f"tinker://run-{self.number}/weights/{name}", kept, overwrite)
+        )
 
     def save_weights_for_sampler(self, name: str, ttl_seconds: int | None = None) -> Future[Any]:
         assert ttl_seconds is None or 3600 <= ttl_seconds <= 10 * 365 * 24 * 3600
@@ -298,7 +319,9 @@ class SamplingClient(Client):
         assert num_samples == 1
         assert isinstance(prompt, self.server.types.ModelInput)
         assert isinstance(sampling_params, self.server.types.SamplingParams)
-        return self.server.do("sample", lambda: SimpleNamespace(sequences=[self.model.reply(prompt.to_ints(), sampling_params)]))
+        return self.server.do(
+            "sample", lambda: SimpleNamespace(sequences=[self.model.reply(prompt.to_ints(), sampling_params)])
+        )
 
     def compute_logprobs(self, prompt: Any) -> Future[list[float | None]]:
         ids = torch.tensor([prompt.to_ints()])
@@ -309,11 +332,11 @@ class SamplingClient(Client):
 
 @dataclass
 class Service:
-    """The service, and the library that talks to it. folder: of the words (none: bigrams). killed_at: (kind of request, its number among
-    these, whether it is still done).
+    """The service, and the library that talks to it. folder: of the words (none: bigrams). killed_at: (kind of request,
+    its number among these, whether it is still done).
 
-    fail: how many of the next requests of a kind are done and get no answer. runs: training runs begun. tokens: that went through the
-    model, passes forward counted like those backward.
+    fail: how many of the next requests of a kind are done and get no answer. runs: training runs begun. tokens: that
+    went through the model, passes forward counted like those backward.
     """
 
     folder: Path | None = None
@@ -350,7 +373,9 @@ class Service:
         assert "/weights/" in tinker_path
         return self.do("info", lambda: SimpleNamespace(base_model=self.name))
 
-    def create_lora_training_client(self, base_model: str, rank: int = 32, seed: int | None = None) -> Future[TrainingClient]:
+    def create_lora_training_client(
+        self, base_model: str, rank: int = 32, seed: int | None = None
+    ) -> Future[TrainingClient]:
         assert (base_model, rank > 0) == (self.name, True)
         return self._create(None, False)
 
@@ -360,7 +385,9 @@ class Service:
     def create_training_client_from_state_with_optimizer(self, path: str) -> Future[TrainingClient]:
         return self._create(path, True)
 
-    def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> Future[SamplingClient]:
+    def create_sampling_client(
+        self, model_path: str | None = None, base_model: str | None = None
+    ) -> Future[SamplingClient]:
         assert (base_model, model_path is None) in ((self.name, True), (None, False))
         assert model_path is None or "/sampler_weights/" in model_path
         return self.do("create_sampler", lambda: SamplingClient(self, self.kept[model_path] if model_path else None))
@@ -368,7 +395,9 @@ class Service:
     def _create(self, path: str | None, with_optimizer: bool) -> Future[TrainingClient]:
         assert path is None or "/weights/" in path, "sampling weights cannot be trained"
         self.runs += 1
-        return self.do("create", lambda: TrainingClient(self, self.runs, self.kept[path] if path else None, with_optimizer))
+        return self.do(
+            "create", lambda: TrainingClient(self, self.runs, self.kept[path] if path else None, with_optimizer)
+        )
 
     def keep(self, path: str, kept: dict[str, Any], overwrite: bool) -> Any:
         assert overwrite or path not in self.kept, f"{path} is there already"

@@ -1,6 +1,7 @@
 """A process with a Ray of its own that logs rows as a run does, and prints what its metrics endpoint then says.
 
-`python log_to_ray.py TEMP_DIR ROWS LAST`: rows as JSON; LAST is a text that the endpoint shows once everything has arrived.
+`python log_to_ray.py TEMP_DIR ROWS LAST`: rows as JSON; LAST is a text that the endpoint shows once everything has
+arrived.
 """
 
 import json

@@ -17,7 +17,8 @@ from nip_ray.tracking.ray_metrics import METRICS
 ROOT = Path(__file__).resolve().parents[2]
 BOARD = ROOT / "grafana" / "nip_ray.json"
 ENDINGS = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-EXPORTED = {f"ray_{name}{ending}" for name, metric in METRICS.items() for ending in ENDINGS[metric.kind]}  # as Prometheus has it
+# as Prometheus has it
+EXPORTED = {f"ray_{name}{ending}" for name, metric in METRICS.items() for ending in ENDINGS[metric.kind]}
 
 # of every metric one key at least, in two iterations
 ROWS: list[dict[str, Any]] = [
@@ -64,9 +65,17 @@ ROWS: list[dict[str, Any]] = [
 def scraped(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """(name, our tags) -> value, as a live Ray's endpoint says them."""
     scratch = Path(os.environ["RAY_TMPDIR"]) / "metrics"  # short, since Ray's sockets lie below it
-    command = [sys.executable, str(Path(__file__).with_name("log_to_ray.py")), str(scratch), json.dumps(ROWS), "ray_nip_cost_tokens{"]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("log_to_ray.py")),
+        str(scratch),
+        json.dumps(ROWS),
+        "ray_nip_cost_tokens{",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(command, env=environment, cwd=tmp_path_factory.mktemp("cwd"), capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path_factory.mktemp("cwd"), capture_output=True, text=True, timeout=150
+    )
     assert done.returncode == 0, done.stderr
     return {
         (
@@ -129,7 +138,9 @@ def test_the_board_asks_only_for_metrics_that_are_exported_and_for_each_of_them(
     asked = {name for text in expressions(board) for name in re.findall(r"ray_\w+", text)}
     assert asked <= EXPORTED
     shown = {
-        name for name in METRICS if any(re.search(rf"ray_{name}(_total|_bucket|_sum|_count)?\{{", text) for text in expressions(board))
+        name
+        for name in METRICS
+        if any(re.search(rf"ray_{name}(_total|_bucket|_sum|_count)?\{{", text) for text in expressions(board))
     }
     assert shown == set(METRICS)
     assert board["templating"]["list"][1]["query"]["query"] == "label_values(ray_nip_iteration, run)"

@@ -26,7 +26,9 @@ from tests.text.cooperation import PRICES, config, roles, write_config
 from tests.text.loopback import serving
 from tests.text.provider import API_KEY, provider_thread
 
-PUBLISHED = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_") and isinstance(value, str)}
+PUBLISHED = {
+    value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_") and isinstance(value, str)
+}
 KEY = "canary-of-a-collectors-key-31"
 WEAVE = TracesSettings(enabled=True, weave=True)
 ONLINE = WandbSettings(enabled=True, project="proofs", entity="team")
@@ -88,7 +90,8 @@ def collecting() -> Iterator[tuple[Collector, str]]:
 
 
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: dict[str, Any], **changes: Any) -> Path:
-    """A run of two iterations, with a fine-tuning of each agent between them, against a provider that refuses some calls at first."""
+    """A run of two iterations, with a fine-tuning of each agent between them, against a provider that refuses some
+    calls at first."""
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 20, "fine_tuning": {"min_examples": 1}}
     made = config(tmp_path, rule, iterations=2) | {"tracking": tracking} | changes
     options: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES}
@@ -113,7 +116,9 @@ def test_a_run_is_traced_from_stages_to_calls(tmp_path: Path, monkeypatch: pytes
     answered = [record for record in read_calls(run_dir) if record.reply is not None]
     assert {span["nip_ray.call"] for span in calls} == {record.key for record in answered}
     assert len(calls) == len(answered)
-    assert sum(span["gen_ai.usage.input_tokens"] for span in calls) == sum(r.reply.prompt_tokens for r in answered if r.reply)
+    assert sum(span["gen_ai.usage.input_tokens"] for span in calls) == sum(
+        r.reply.prompt_tokens for r in answered if r.reply
+    )
     assert any("retry" in span["events"] for span in calls)
     for call in calls:
         dialogue = by_id[call["parent"]]
@@ -138,7 +143,9 @@ def test_content_goes_on_request_only_and_without_secrets(tmp_path: Path, monkey
     monkeypatch.setenv("SOME_API_KEY", KEY)
     settings = TrackingSettings(traces=TracesSettings(enabled=True, content=True), ray_metrics=False)
     with collecting() as (collector, address):
-        tracker = open_trackers(replace(settings, traces=replace(settings.traces, endpoint=address)), RunInfo(tmp_path, "a", "b", {}))
+        tracker = open_trackers(
+            replace(settings, traces=replace(settings.traces, endpoint=address)), RunInfo(tmp_path, "a", "b", {})
+        )
         with (
             pytest.raises(RuntimeError),
             traces.span("chat m", gen_ai__input__messages=traces.said([{"role": "user", "content": f"it is {KEY}"}])),
@@ -147,7 +154,9 @@ def test_content_goes_on_request_only_and_without_secrets(tmp_path: Path, monkey
         tracker.log({"iteration": 1, "time/iteration_s": 2.0})
         tracker.finish(False)
     call, iteration = sorted(collector.spans, key=lambda span: span["name"])
-    assert json.loads(call["gen_ai.input.messages"]) == [{"role": "user", "parts": [{"type": "text", "content": "it is [secret]"}]}]
+    assert json.loads(call["gen_ai.input.messages"]) == [
+        {"role": "user", "parts": [{"type": "text", "content": "it is [secret]"}]}
+    ]
     assert call["error"]
     assert call["error.type"] == "RuntimeError"
     assert "no entry with [secret]" in collector.text
@@ -191,13 +200,21 @@ def test_weave_gets_the_same_spans_with_the_key_of_the_run(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"traces": TracesSettings(enabled=True, endpoint="localhost:4318")}, r"tracking\.traces\.endpoint: got 'localhost:4318', use an"),
-        ({"traces": TracesSettings(enabled=True, endpoint="http://a:b@c/d")}, r"endpoint has a password in it.*OTEL_EXPORTER_OTLP_HEADERS"),
+        (
+            {"traces": TracesSettings(enabled=True, endpoint="localhost:4318")},
+            r"tracking\.traces\.endpoint: got 'localhost:4318', use an",
+        ),
+        (
+            {"traces": TracesSettings(enabled=True, endpoint="http://a:b@c/d")},
+            r"endpoint has a password in it.*OTEL_EXPORTER_OTLP_HEADERS",
+        ),
         ({"traces": WEAVE}, r"tracking\.traces\.weave: .*set tracking\.wandb\.enabled"),
         ({"traces": WEAVE, "wandb": replace(ONLINE, entity=None)}, r"tracking\.wandb\.entity or \$WANDB_ENTITY"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_cannot_be_are_refused(
+    settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("WANDB_ENTITY", raising=False)
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     with pytest.raises(UserError, match=said):
@@ -206,7 +223,8 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
 
 def test_nothing_is_imported_where_nothing_is_traced() -> None:
     code = (
-        "import sys; from nip_ray.tracking import traces\nwith traces.span('a'): traces.event('b')\nprint('opentelemetry' in sys.modules)"
+        "import sys; from nip_ray.tracking import traces\nwith traces.span('a'):"
+        " traces.event('b')\nprint('opentelemetry' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"

@@ -75,7 +75,9 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opened:
 
             return start
 
-        kinds = {name: TrackerKind(lambda s: True, lambda s: None, opener(recorder)) for name, recorder in recorders.items()}
+        kinds = {
+            name: TrackerKind(lambda s: True, lambda s: None, opener(recorder)) for name, recorder in recorders.items()
+        }
         monkeypatch.setattr(tracking, "TRACKERS", kinds)
         return open_trackers(NOTHING, RunInfo(tmp_path, "a", "b", {}))
 
@@ -94,16 +96,23 @@ ALL = ["open", "log 1", "checkpoint 1", "transcripts 1", "log 2", "finish False"
 
 
 @pytest.mark.parametrize("where", ALL)
-def test_a_tracker_that_fails_costs_one_warning_and_is_left_alone(opened: Opened, where: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tracker_that_fails_costs_one_warning_and_is_left_alone(
+    opened: Opened, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad, good = Recorder(where), Recorder()
     tell(opened({"bad": bad, "good": good}))
     assert bad.told == ALL[: ALL.index(where) + 1]
     assert good.told == ALL
     warned = capsys.readouterr().err
-    assert warned == "warning: tracker bad failed and is left alone from here on (RuntimeError: disk full); the run continues\n"
+    assert (
+        warned
+        == "warning: tracker bad failed and is left alone from here on (RuntimeError: disk full); the run continues\n"
+    )
 
 
-def test_a_warning_is_one_line_without_secrets(opened: Opened, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_one_line_without_secrets(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SOME_API_KEY", "canary-of-a-key-31")
     tell(opened({"bad": Recorder("log 1", ValueError("no entry with canary-of-a-key-31\nat line 3\n"))}))
     warned = capsys.readouterr().err
@@ -115,13 +124,27 @@ def test_a_warning_is_one_line_without_secrets(opened: Opened, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("missing", "settings", "said"),
     [
-        ("tensorboardX", {"tensorboard": TensorboardSettings(enabled=True)}, r"tracking\.tensorboard\.enabled .*pip install tensorboardX"),
-        ("mlflow", {"mlflow": MlflowSettings(enabled=True)}, r"tracking\.mlflow\.enabled .*pip install 'nip_ray\[mlflow\]'"),
+        (
+            "tensorboardX",
+            {"tensorboard": TensorboardSettings(enabled=True)},
+            r"tracking\.tensorboard\.enabled .*pip install tensorboardX",
+        ),
+        (
+            "mlflow",
+            {"mlflow": MlflowSettings(enabled=True)},
+            r"tracking\.mlflow\.enabled .*pip install 'nip_ray\[mlflow\]'",
+        ),
         ("sqlalchemy", {"mlflow": MlflowSettings(enabled=True)}, r"there is no sqlalchemy"),
-        ("wandb", {"wandb": WandbSettings(enabled=True, mode="offline")}, r"tracking\.wandb\.enabled .*'nip_ray\[tracking\]'"),
+        (
+            "wandb",
+            {"wandb": WandbSettings(enabled=True, mode="offline")},
+            r"tracking\.wandb\.enabled .*'nip_ray\[tracking\]'",
+        ),
     ],
 )
-def test_a_missing_library_is_a_users_mistake(missing: str, settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_a_users_mistake(
+    missing: str, settings: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_trackers(TrackingSettings(**settings))
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else found(name))
@@ -138,7 +161,9 @@ from nip_ray.settings.tracking import TrackingSettings
 nip_ray.tracking.check_trackers(TrackingSettings())
 print([name for name in ("wandb", "mlflow", "tensorboardX", "ray", "torch") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -195,13 +220,18 @@ experiment = client.get_experiment_by_name("proofs")
 def files(run, folder=None):
     for entry in client.list_artifacts(run, folder):
         yield from files(run, entry.path) if entry.is_dir else [entry.path]
+def history(run, key):
+    return [[m.step, m.value] for m in client.get_metric_history(run, key)]
 print(json.dumps([{{
-    "id": run.info.run_id, "name": run.info.run_name, "status": run.info.status, "params": run.data.params, "tags": run.data.tags,
-    "metrics": {{key: [[m.step, m.value] for m in client.get_metric_history(run.info.run_id, key)] for key in run.data.metrics}},
+    "id": run.info.run_id, "name": run.info.run_name, "status": run.info.status,
+    "params": run.data.params, "tags": run.data.tags,
+    "metrics": {{key: history(run.info.run_id, key) for key in run.data.metrics}},
     "files": sorted(files(run.info.run_id)), "where": run.info.artifact_uri,
 }} for run in client.search_runs([experiment.experiment_id])]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False, cwd=store.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False, cwd=store.parent
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -210,7 +240,9 @@ print(json.dumps([{{
 def test_mlflow_has_figures_with_steps_parameters_tags_and_files(tmp_path: Path) -> None:
     folder, store = run_folder(tmp_path / "run"), tmp_path / "store"
     (tmp_path / "cwd").mkdir()
-    done = track(folder, mlflow_settings(store), [row(1), row(2), *files_news(folder), ["finish", True]], cwd=tmp_path / "cwd")
+    done = track(
+        folder, mlflow_settings(store), [row(1), row(2), *files_news(folder), ["finish", True]], cwd=tmp_path / "cwd"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (run,) = mlflow_says(store)
     assert run["metrics"] == {
@@ -219,7 +251,13 @@ def test_mlflow_has_figures_with_steps_parameters_tags_and_files(tmp_path: Path)
         "eval/verifier/accuracy/wl_score:-1": [[1, 0.5], [2, 0.5]],
         "time/iteration_s": [[1, 0.25], [2, 0.25]],
     }
-    assert run["params"] == {"name": "proofs", "seed": "3", "algorithm.lr": "0.01", "algorithm.betas": "[0.9, 0.99]", "plugins": "[]"}
+    assert run["params"] == {
+        "name": "proofs",
+        "seed": "3",
+        "algorithm.lr": "0.01",
+        "algorithm.betas": "[0.9, 0.99]",
+        "plugins": "[]",
+    }
     assert (run["name"], run["status"]) == ("proofs", "FAILED")
     assert (run["tags"]["nip_ray.run_id"], run["tags"]["nip_ray.group"]) == ("proofs-a1b2", "sweep-7")
     assert run["files"] == [
@@ -241,14 +279,18 @@ def test_mlflow_goes_on_with_the_same_run_and_has_every_step_once(tmp_path: Path
     (run,) = mlflow_says(store)
     assert run["status"] == "FINISHED"
     assert run["metrics"]["train/verifier/accuracy"] == [[step, step / 8] for step in range(1, 5)]
-    assert run["params"] == {key: str(json.dumps(value) if isinstance(value, list) else value) for key, value in flat(CONFIG).items()}
+    assert run["params"] == {
+        key: str(json.dumps(value) if isinstance(value, list) else value) for key, value in flat(CONFIG).items()
+    }
 
 
 @pytest.mark.slow
 def test_an_mlflow_server_that_is_not_there_costs_one_warning(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     settings = {"mlflow": {"enabled": True, "tracking_uri": "http://127.0.0.1:9"}, **TENSORBOARD}
-    done = track(folder, settings, [row(1), row(2), ["finish", False]], environment={"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"})
+    done = track(
+        folder, settings, [row(1), row(2), ["finish", False]], environment={"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    )
     assert done.returncode == 0
     warned = [line for line in done.stderr.splitlines() if line.startswith("warning: tracker ")]
     assert len(warned) == 1

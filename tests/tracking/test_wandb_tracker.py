@@ -1,4 +1,5 @@
-"""Weights & Biases: what offline files hold by wandb's own reader (`wandb sync`), what an online run sends, and fetching artifacts.
+"""Weights & Biases: what offline files hold by wandb's own reader (`wandb sync`), what an online run sends, and
+fetching artifacts.
 
 The service is one of loopback (`wandb_service.py`) that the installed client's own queries are answered by.
 """
@@ -50,7 +51,13 @@ def sync(folder: Path, environment: dict[str, str]) -> None:
     for part in sorted((folder / "wandb").glob("offline-run-*")):
         command = [sys.executable, "-m", "wandb", "sync", str(part)]
         done = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False, cwd=folder
+            command,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+            cwd=folder,
         )
         assert done.returncode == 0, done.stderr
 
@@ -59,7 +66,9 @@ def files_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_an_offline_run_holds_all_that_a_run_says_and_leaves_no_trace_elsewhere(tmp_path: Path, home: Path, service: Service) -> None:
+def test_an_offline_run_holds_all_that_a_run_says_and_leaves_no_trace_elsewhere(
+    tmp_path: Path, home: Path, service: Service
+) -> None:
     folder = run_folder(tmp_path / "run")
     (tmp_path / "cwd").mkdir()
     news = [row(1), row(2), *files_news(folder), ["finish", False]]
@@ -83,7 +92,12 @@ def test_an_offline_run_holds_all_that_a_run_says_and_leaves_no_trace_elsewhere(
     }
     assert run.config() == CONFIG
     bucket = run.bucket
-    assert (bucket["displayName"], bucket["tags"], bucket["groupName"], bucket["entity"]) == ("proofs", ["nip", "small"], "sweep-7", ENTITY)
+    assert (bucket["displayName"], bucket["tags"], bucket["groupName"], bucket["entity"]) == (
+        "proofs",
+        ["nip", "small"],
+        "sweep-7",
+        ENTITY,
+    )
     assert run.exit_code == 0
     kinds = {stored.collection: (stored.kind, stored.aliases) for stored in service.artifacts}
     assert kinds == {
@@ -106,7 +120,9 @@ def test_a_killed_offline_run_that_is_resumed_has_every_step_once(tmp_path: Path
     killed = track(folder, OFFLINE, [*map(row, range(1, 6)), ["sleep", 2.5], ["kill"]], environment=environment(home))
     assert killed.returncode == -9
     assert last_step(folder / "wandb") == 5
-    resumed = track(folder, OFFLINE, [*map(row, range(3, 8)), ["finish", False]], resumed_from=2, environment=environment(home))
+    resumed = track(
+        folder, OFFLINE, [*map(row, range(3, 8)), ["finish", False]], resumed_from=2, environment=environment(home)
+    )
     assert resumed.returncode == 0, resumed.stderr
     assert last_step(folder / "wandb") == 7
     sync(folder, environment(home, service))
@@ -115,15 +131,22 @@ def test_a_killed_offline_run_that_is_resumed_has_every_step_once(tmp_path: Path
     assert service.runs[RUN].exit_code == 0
 
 
-def test_an_online_run_that_fails_and_is_resumed_is_one_run_with_every_step_once(tmp_path: Path, home: Path, service: Service) -> None:
+def test_an_online_run_that_fails_and_is_resumed_is_one_run_with_every_step_once(
+    tmp_path: Path, home: Path, service: Service
+) -> None:
     folder = run_folder(tmp_path / "run")
     failed = track(
-        folder, SETTINGS, [row(1), row(2), row(3), *files_news(folder), ["finish", True]], environment=environment(home, service)
+        folder,
+        SETTINGS,
+        [row(1), row(2), row(3), *files_news(folder), ["finish", True]],
+        environment=environment(home, service),
     )
     assert (failed.returncode, failed.stdout, failed.stderr) == (0, "", "")
     assert service.runs[RUN].steps() == [1, 2, 3]
     assert service.runs[RUN].exit_code == 1
-    resumed = track(folder, SETTINGS, [row(3), row(4), ["finish", False]], resumed_from=2, environment=environment(home, service))
+    resumed = track(
+        folder, SETTINGS, [row(3), row(4), ["finish", False]], resumed_from=2, environment=environment(home, service)
+    )
     assert (resumed.returncode, resumed.stderr) == (0, "")
     assert list(service.runs) == [RUN]
     assert service.runs[RUN].steps() == [1, 2, 3, 4]
@@ -134,16 +157,22 @@ def test_an_online_run_that_fails_and_is_resumed_is_one_run_with_every_step_once
     assert not [path for path in files_in(tmp_path) if KEY.encode() in path.read_bytes()]
 
 
-def test_checkpoints_and_transcripts_stay_at_home_where_the_settings_say_so(tmp_path: Path, home: Path, service: Service) -> None:
+def test_checkpoints_and_transcripts_stay_at_home_where_the_settings_say_so(
+    tmp_path: Path, home: Path, service: Service
+) -> None:
     folder = run_folder(tmp_path / "run")
     settings = {"wandb": {**SETTINGS["wandb"], "checkpoints": False, "transcripts": False, "group": "mine"}}
-    done = track(folder, settings, [row(1), *files_news(folder), ["finish", False]], environment=environment(home, service))
+    done = track(
+        folder, settings, [row(1), *files_news(folder), ["finish", False]], environment=environment(home, service)
+    )
     assert done.returncode == 0, done.stderr
     assert [stored.kind for stored in service.artifacts] == ["config"]
     assert service.runs[RUN].bucket["groupName"] == "mine"
 
 
-def test_a_service_that_refuses_the_key_costs_one_warning_without_the_key(tmp_path: Path, home: Path, service: Service) -> None:
+def test_a_service_that_refuses_the_key_costs_one_warning_without_the_key(
+    tmp_path: Path, home: Path, service: Service
+) -> None:
     folder, wrong = run_folder(tmp_path / "run"), "wrong" + "7" * 40
     done = track(folder, SETTINGS, [row(1), ["finish", False]], environment=environment(home, service, wrong))
     assert done.returncode == 0
@@ -189,10 +218,14 @@ for source in {sources!r}:
 FILES = {"config.yaml": b"name: other\n", "tensors/a.bin": b"\x80\x04not a pickle"}
 
 
-def test_an_artifact_is_fetched_file_by_file_and_nothing_else_is_left(tmp_path: Path, home: Path, service: Service) -> None:
+def test_an_artifact_is_fetched_file_by_file_and_nothing_else_is_left(
+    tmp_path: Path, home: Path, service: Service
+) -> None:
     service.add("checkpoint-b", "checkpoint", FILES, {"latest"})
     into = tmp_path / "fetched"
-    assert fetch([f"wandb:{ENTITY}/{PROJECT}/checkpoint-b:latest"], into, environment(home, service)) == ["config.yaml tensors/a.bin"]
+    assert fetch([f"wandb:{ENTITY}/{PROJECT}/checkpoint-b:latest"], into, environment(home, service)) == [
+        "config.yaml tensors/a.bin"
+    ]
     assert {str(path.relative_to(into)): path.read_bytes() for path in files_in(into)} == FILES
     assert not files_in(home)
 
@@ -206,11 +239,17 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_fetched_is_said_in_one_line_and_leaves_nothing(tmp_path: Path, home: Path, service: Service) -> None:
+def test_what_cannot_be_fetched_is_said_in_one_line_and_leaves_nothing(
+    tmp_path: Path, home: Path, service: Service
+) -> None:
     service.add("checkpoint-b", "checkpoint", FILES, {"latest"})
-    service.add("points", "checkpoint", {"model.bin": b""}, {"latest"}, **{"model.bin": {"ref": "s3://bucket/model.bin"}})
+    service.add(
+        "points", "checkpoint", {"model.bin": b""}, {"latest"}, **{"model.bin": {"ref": "s3://bucket/model.bin"}}
+    )
     service.add("climbs", "checkpoint", {"../outside.txt": b"gotcha"}, {"latest"})
-    service.add("damaged", "checkpoint", {"a.bin": b"changed"}, {"latest"}, **{"a.bin": {"digest": "AAAAAAAAAAAAAAAAAAAAAA=="}})
+    service.add(
+        "damaged", "checkpoint", {"a.bin": b"changed"}, {"latest"}, **{"a.bin": {"digest": "AAAAAAAAAAAAAAAAAAAAAA=="}}
+    )
     sources = [f"wandb:{ENTITY}/{PROJECT}/{name}" for name in REFUSED]
     printed = fetch(sources, tmp_path / "fetched", environment(home, service))
     assert len(printed) == len(REFUSED)
@@ -220,12 +259,16 @@ def test_what_cannot_be_fetched_is_said_in_one_line_and_leaves_nothing(tmp_path:
 
 
 def test_a_key_that_the_service_refuses_is_said_without_the_key(tmp_path: Path, home: Path, service: Service) -> None:
-    (printed,) = fetch([f"wandb:{ENTITY}/{PROJECT}/c:v0"], tmp_path / "fetched", environment(home, service, "wrong" + "7" * 40))
+    (printed,) = fetch(
+        [f"wandb:{ENTITY}/{PROJECT}/c:v0"], tmp_path / "fetched", environment(home, service, "wrong" + "7" * 40)
+    )
     assert printed.startswith("wandb:team/proofs/c:v0 cannot be fetched: ")
     assert "7" * 40 not in printed
 
 
-@pytest.mark.parametrize("source", ["wandb:a/b", "wandb:a/b/c", "wandb:a/b/c/d:v1", "wandb:a/b/c:", "wandb:a/../c", "b/c:v1"])
+@pytest.mark.parametrize(
+    "source", ["wandb:a/b", "wandb:a/b/c", "wandb:a/b/c/d:v1", "wandb:a/b/c:", "wandb:a/../c", "b/c:v1"]
+)
 def test_a_misspelt_source_is_a_users_mistake_that_shows_the_form(source: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="write wandb:ENTITY/PROJECT/NAME:VERSION"):
         wandb_source.fetch(source, tmp_path / "into")

@@ -1,7 +1,7 @@
 """A process that tracks a run as a training process does: `python track.py < plan.json`.
 
-The plan: settings (of `tracking`), run (the fields of RunInfo), then news: [["log", row], ["checkpoint", folder, iteration],
-["transcripts", file, iteration], ["sleep", seconds], ["kill"], ["finish", failed]].
+The plan: settings (of `tracking`), run (the fields of RunInfo), then news: [["log", row], ["checkpoint", folder,
+iteration], ["transcripts", file, iteration], ["sleep", seconds], ["kill"], ["finish", failed]].
 """
 
 import json

@@ -40,7 +40,10 @@ def row(iteration: int) -> list[Any]:
 
 def files_news(folder: Path) -> list[list[Any]]:
     """The news of the checkpoint and the transcripts of `run_folder`."""
-    return [["checkpoint", str(folder / "checkpoints" / "000002"), 2], ["transcripts", str(folder / "transcripts" / "000002.jsonl"), 2]]
+    return [
+        ["checkpoint", str(folder / "checkpoints" / "000002"), 2],
+        ["transcripts", str(folder / "transcripts" / "000002.jsonl"), 2],
+    ]
 
 
 def track(

@@ -1,8 +1,9 @@
 """A small Weights & Biases on loopback: what the installed client asks of the service, kept in memory.
 
-It speaks the queries that wandb 0.31 sends when a run is tracked online, when `wandb sync` uploads offline files, and when an artifact is
-fetched: uploads are stored by what the client sent and served again byte by byte. A query that it does not know, a run or artifact that
-is used before it was made, and a request without the key are errors, and are kept in `refused`.
+It speaks the queries that wandb 0.31 sends when a run is tracked online, when `wandb sync` uploads offline files, and
+when an artifact is fetched: uploads are stored by what the client sent and served again byte by byte. A query that it
+does not know, a run or artifact that is used before it was made, and a request without the key are errors, and are kept
+in `refused`.
 """
 
 import base64
@@ -75,7 +76,11 @@ class Service:
         """COLLECTION:ALIAS, the newest first."""
         collection, _, alias = name.partition(":")
         for stored in reversed(self.artifacts):
-            if stored.committed and stored.collection == collection and alias in {*stored.aliases, f"v{stored.version}"}:
+            if (
+                stored.committed
+                and stored.collection == collection
+                and alias in {*stored.aliases, f"v{stored.version}"}
+            ):
                 return stored
         return None
 
@@ -85,7 +90,9 @@ class Service:
         assert stored is not None, f"no {name}"
         return {path: self.blobs[key] for path, key in stored.files.items()}
 
-    def add(self, name: str, kind: str, files: dict[str, bytes], aliases: set[str], **changes: dict[str, Any]) -> Stored:
+    def add(
+        self, name: str, kind: str, files: dict[str, bytes], aliases: set[str], **changes: dict[str, Any]
+    ) -> Stored:
         """An artifact that some client uploaded. changes: path -> what its entry in the manifest says otherwise."""
         entries = {}
         for path, data in files.items():
@@ -128,7 +135,9 @@ def running() -> Iterator[Service]:
 
 
 def _viewer(service: Service, given: dict[str, Any]) -> dict[str, Any]:
-    return {"viewer": {"id": "u", "entity": ENTITY, "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}}
+    return {
+        "viewer": {"id": "u", "entity": ENTITY, "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}
+    }
 
 
 def _features(service: Service, given: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +226,9 @@ def _create_artifact(service: Service, given: dict[str, Any]) -> dict[str, Any]:
     made.aliases |= aliases
     latest = {"id": older[-1].id} if older else None
     state = "COMMITTED" if made.committed else "PENDING"
-    return {"createArtifact": {"artifact": {"id": made.id, "state": state, "artifactSequence": {"latestArtifact": latest}}}}
+    return {
+        "createArtifact": {"artifact": {"id": made.id, "state": state, "artifactSequence": {"latestArtifact": latest}}}
+    }
 
 
 def _by_id(service: Service, given: str) -> Stored:
@@ -246,7 +257,12 @@ def _create_files(service: Service, given: dict[str, Any]) -> dict[str, Any]:
     for spec in given["input"]["artifactFiles"]:
         stored = _by_id(service, spec["artifactID"])
         stored.files[spec["name"]] = key = service.keep(b"")
-        node = {"storagePath": f"wandb_artifacts/{key}", "uploadUrl": service.link(key), "uploadHeaders": [], "uploadMultipartUrls": None}
+        node = {
+            "storagePath": f"wandb_artifacts/{key}",
+            "uploadUrl": service.link(key),
+            "uploadHeaders": [],
+            "uploadMultipartUrls": None,
+        }
         edges.append({"node": {**node, "artifact": {"id": stored.id}}})
     return {"createArtifactFiles": {"files": {"edges": edges}}}
 
@@ -298,19 +314,28 @@ def _membership(service: Service, given: dict[str, Any]) -> dict[str, Any]:
         "createdAt": when,
         "aliases": aliases,
     }
-    return {"project": {"artifactCollectionMembership": {**member, "artifactCollection": collection, "artifact": artifact}}}
+    return {
+        "project": {"artifactCollectionMembership": {**member, "artifactCollection": collection, "artifact": artifact}}
+    }
 
 
 def _fetch_manifest(service: Service, given: dict[str, Any]) -> dict[str, Any]:
-    return {"artifact": {"currentManifest": {"file": {"directUrl": service.link(_by_id(service, given["id"]).manifest)}}}}
+    return {
+        "artifact": {"currentManifest": {"file": {"directUrl": service.link(_by_id(service, given["id"]).manifest)}}}
+    }
 
 
 def _file_urls(service: Service, given: dict[str, Any]) -> dict[str, Any]:
     stored = service.artifact(f"{given['collection']}:{given['alias']}")
     assert stored is not None
-    edges = [{"node": {"__typename": "File", "name": path, "directUrl": service.link(key)}} for path, key in stored.files.items()]
+    edges = [
+        {"node": {"__typename": "File", "name": path, "directUrl": service.link(key)}}
+        for path, key in stored.files.items()
+    ]
     page = {"pageInfo": {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}, "edges": edges}
-    return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", "artifactMembership": {"files": page}}}}
+    return {
+        "project": {"artifactCollection": {"__typename": "ArtifactSequence", "artifactMembership": {"files": page}}}
+    }
 
 
 _ANSWERS = {

@@ -1,11 +1,11 @@
 """What the shipped agents share: flags, figures, and observations as rows of numbers.
 
 Decisions that matter here:
-- nothing random has a state: every draw is seeded by (seed, purpose, counter). A checkpoint holds counters, and an agent that is loaded
-  draws what it would have drawn;
+- nothing random has a state: every draw is seeded by (seed, purpose, counter). A checkpoint holds counters, and an
+  agent that is loaded draws what it would have drawn;
 - rollouts lie in numpy arrays, of which torch sees views: to store a row costs a third of a microsecond, not three;
-- legal actions stand in the observations, as "action_mask" (n, actions), wherever the environment keeps them (see `Copies`). They are no
-  feature: networks do not read them.
+- legal actions stand in the observations, as "action_mask" (n, actions), wherever the environment keeps them (see
+  `Copies`). They are no feature: networks do not read them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +22,8 @@ from nip_ray.errors import TrainingError, UserError
 class BaseAgent:
     """The parts of `contract.Agent` that do not depend on the algorithm. One agent acts for `num_copies` copies.
 
-    own: the other arguments that its class was called with, so that a process that gets it can build it again (networks share one flat
-    tensor of parameters, which pickling would take apart).
+    own: the other arguments that its class was called with, so that a process that gets it can build it again (networks
+    share one flat tensor of parameters, which pickling would take apart).
     """
 
     def __init__(self, observation_space: Any, action_space: Any, num_copies: int, *own: Any) -> None:
@@ -100,10 +100,12 @@ def put_weights(parameters: Iterable[torch.Tensor], stored: Iterable[torch.Tenso
 
 
 def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
-    """(width, function from observations to (n, width) float32 rows): the parts of a Dict or Tuple one after the other, in their order.
+    """(width, function from observations to (n, width) float32 rows): the parts of a Dict or Tuple one after the other,
+    in their order.
 
-    Observations may come as {"observation", "action_mask"} (see `legal_of`), and tuples as mappings (see `Copies`). Raises UserError
-    for a space that is neither Box, MultiBinary, Discrete nor MultiDiscrete, nor a Dict or Tuple of such.
+    Observations may come as {"observation", "action_mask"} (see `legal_of`), and tuples as mappings (see `Copies`).
+    Raises UserError for a space that is neither Box, MultiBinary, Discrete nor MultiDiscrete, nor a Dict or Tuple of
+    such.
     """
     width, encode = _encoder(space)
     if isinstance(space, gymnasium.spaces.Dict) and MASK in space.spaces:
@@ -111,7 +113,11 @@ def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
     flat = not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
 
     def unwrapped(observations: Rows) -> Rows:
-        return observations["observation"] if isinstance(observations, Mapping) and (flat or MASK in observations) else observations
+        return (
+            observations["observation"]
+            if isinstance(observations, Mapping) and (flat or MASK in observations)
+            else observations
+        )
 
     return width, lambda observations: encode(unwrapped(observations))
 
@@ -119,17 +125,27 @@ def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
 def _encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
     if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         return _flat_encoder(space)
-    own = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {str(place): part for place, part in enumerate(space.spaces)}
+    own = (
+        space.spaces
+        if isinstance(space, gymnasium.spaces.Dict)
+        else {str(place): part for place, part in enumerate(space.spaces)}
+    )
     parts = {name: _encoder(part) for name, part in own.items() if name != MASK}
     if not parts:
-        raise UserError(f"environment: its observations are an empty {type(space).__name__}, expected a space with something in it")
+        raise UserError(
+            f"environment: its observations are an empty {type(space).__name__}, expected a space with something in it"
+        )
     width = sum(part[0] for part in parts.values())
     return width, lambda observations: np.concatenate([parts[name][1](observations[name]) for name in parts], -1)
 
 
 def legal_of(observations: Rows) -> np.ndarray | None:
     """(n, actions) bool: which actions are legal; None where all are."""
-    return np.asarray(observations[MASK], dtype=bool) if isinstance(observations, Mapping) and MASK in observations else None
+    return (
+        np.asarray(observations[MASK], dtype=bool)
+        if isinstance(observations, Mapping) and MASK in observations
+        else None
+    )
 
 
 def _flat_encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
@@ -153,6 +169,6 @@ def _flat_encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
 
         return int(counts.sum()), one_hots
     raise UserError(
-        f"environment: its observations are a {type(space).__name__}, expected a Box, MultiBinary, Discrete or MultiDiscrete space, or a "
-        "Dict or Tuple of these (use a wrapper)"
+        f"environment: its observations are a {type(space).__name__}, expected a Box, MultiBinary, Discrete or"
+        " MultiDiscrete space, or a Dict or Tuple of these (use a wrapper)"
     )

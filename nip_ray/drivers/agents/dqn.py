@@ -1,9 +1,12 @@
-"""Deep Q-learning over the copies of one scope: `nip_ray.learning.dqn` and `nip_ray.learning.replay` behind the contract of an agent.
+"""Deep Q-learning over the copies of one scope: `nip_ray.learning.dqn` and `nip_ray.learning.replay` behind the
+contract of an agent.
 
 Decisions that matter here:
-- only a terminated transition has no value after it. A truncated one has: that of the observation it led to, which is stored with it;
+- only a terminated transition has no value after it. A truncated one has: that of the observation it led to, which is
+  stored with it;
 - the ring holds transitions, not timesteps: steps that are none are left out;
-- what is legal is stored with the next observation, for its value; nothing illegal is chosen, explored or bootstrapped from.
+- what is legal is stored with the next observation, for its value; nothing illegal is chosen, explored or bootstrapped
+  from.
 """
 
 import copy
@@ -27,7 +30,8 @@ from nip_ray.settings.drivers import DQNAgentSettings, NetworkSettings
 
 
 class DQNAgent(BaseAgent):
-    """A learner by DQN. Raises UserError for actions that are not Discrete and observations that no network of ours reads (`encoder`)."""
+    """A learner by DQN. Raises UserError for actions that are not Discrete and observations that no network of ours
+    reads (`encoder`)."""
 
     def __init__(
         self,
@@ -40,7 +44,9 @@ class DQNAgent(BaseAgent):
     ) -> None:
         super().__init__(observation_space, action_space, num_copies, settings, network, seed)
         if not isinstance(action_space, gymnasium.spaces.Discrete):
-            raise UserError(f"learners: dqn needs a Discrete action space, and the environment's is a {type(action_space).__name__}")
+            raise UserError(
+                f"learners: dqn needs a Discrete action space, and the environment's is a {type(action_space).__name__}"
+            )
         self.settings, self._seed = settings, seed
         width, self._encode = encoder(observation_space)
         self._num_actions, self._start = int(action_space.n), int(action_space.start)
@@ -63,14 +69,19 @@ class DQNAgent(BaseAgent):
         self._all_legal = torch.ones(num_copies, self._num_actions, dtype=torch.bool)
         self.acted = self.updates = 0
 
-    def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
-        """Actions, one row a copy: the best legal ones, or each an even draw with the probability of exploration at this timestep."""
+    def act(
+        self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
+    ) -> np.ndarray:
+        """Actions, one row a copy: the best legal ones, or each an even draw with the probability of exploration at
+        this timestep."""
         with torch.inference_mode():
             value = self.online(torch.from_numpy(self._encode(observations)))
             legal = self._legal(observations, len(value))
             if explore:
                 purpose = ("explore", self.acted) if self.training else ("evaluate", timestep)
-                chosen = epsilon_greedy(value, legal, self.exploration(timestep, timesteps), generator(self._seed, *purpose))
+                chosen = epsilon_greedy(
+                    value, legal, self.exploration(timestep, timesteps), generator(self._seed, *purpose)
+                )
             else:
                 chosen = greedy(value, legal)
         self.acted += self.training
@@ -134,7 +145,12 @@ class DQNAgent(BaseAgent):
         if not np.isfinite(total):
             kept = self.replay.state_dict()["ring"]["rows"]
             shown = torch.cat([kept["observation"], kept["next_observation"]])
-            refuse_not_finite(f"the loss of DQN's update {self.updates}", total, observations=shown.numpy(), rewards=kept["reward"].numpy())
+            refuse_not_finite(
+                f"the loss of DQN's update {self.updates}",
+                total,
+                observations=shown.numpy(),
+                rewards=kept["reward"].numpy(),
+            )
         self.track_data("value_loss", total / steps)
         self.track_data("exploration", self.exploration(timestep, timesteps))
 

@@ -1,14 +1,14 @@
-"""Proximal policy optimisation over the copies of one scope, for discrete and continuous actions: losses and advantages of
-`nip_ray.learning` behind the contract of an agent.
+"""Proximal policy optimisation over the copies of one scope, for discrete and continuous actions: losses and advantages
+of `nip_ray.learning` behind the contract of an agent.
 
 Decisions that matter here:
-- acting needs the policy alone: values and old log-probabilities of all transitions are computed at once when it is time to learn, by the
-  very weights that acted;
-- a terminated episode has no value after its end, a truncated one has that of the observation it led to, and so has the last step of a
-  stretch. Steps that are no transitions are not learned from;
+- acting needs the policy alone: values and old log-probabilities of all transitions are computed at once when it is
+  time to learn, by the very weights that acted;
+- a terminated episode has no value after its end, a truncated one has that of the observation it led to, and so has the
+  last step of a stretch. Steps that are no transitions are not learned from;
 - illegal actions have probability 0 in play and in learning, so that ratios and entropies are about legal ones;
-- every epoch shuffles all transitions. Advantages are normalised over the whole stretch. Of a stretch without any, all copies beginning an
-  episode, nothing is learned.
+- every epoch shuffles all transitions. Advantages are normalised over the whole stretch. Of a stretch without any, all
+  copies beginning an episode, nothing is learned.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,8 @@ _FIGURES = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm"
 class PPOAgent(BaseAgent):
     """A learner by PPO. Spaces are those of one copy; the seed is its own.
 
-    Raises UserError for actions that are neither Discrete nor a Box, and observations that no network of ours reads (`encoder`).
+    Raises UserError for actions that are neither Discrete nor a Box, and observations that no network of ours reads
+    (`encoder`).
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class PPOAgent(BaseAgent):
         if "legal" not in self._buffers:
             self._buffers["legal"] = np.ones((self.settings.rollouts, self.num_copies, num_actions), dtype=bool)
 
-    def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
+    def act(
+        self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
+    ) -> np.ndarray:
         """Actions, one row a copy, as the environment takes them; legal ones, where it tells."""
         legal = legal_of(observations)
         if legal is not None:
@@ -105,7 +108,9 @@ class PPOAgent(BaseAgent):
         if not self.training or num_copies != self.num_copies:
             return self._head.noise((num_copies,), generator(self._seed, "evaluate", timestep))
         if self._noise is None:
-            self._noise = self._head.noise((self.settings.rollouts, num_copies), generator(self._seed, "act", self.updates))
+            self._noise = self._head.noise(
+                (self.settings.rollouts, num_copies), generator(self._seed, "act", self.updates)
+            )
         return self._noise[self._filled]
 
     def begin(self) -> None:
@@ -148,7 +153,9 @@ class PPOAgent(BaseAgent):
         figures = torch.stack(self._epochs(self._batch())).mean(0).tolist()
         stored = {name: buffer[: self._filled] for name, buffer in self._buffers.items()}
         shown = np.stack([stored["observation"], stored["next_observation"]])
-        refuse_not_finite(f"a loss of PPO's update {self.updates}", figures, observations=shown, rewards=stored["reward"])
+        refuse_not_finite(
+            f"a loss of PPO's update {self.updates}", figures, observations=shown, rewards=stored["reward"]
+        )
         found = {**dict(zip(_FIGURES, figures, strict=True)), "learning_rate": used_lr}
         if self._head.log_std is not None:
             found["standard_deviation"] = float(self._head.log_std.detach().exp().mean())
@@ -159,7 +166,8 @@ class PPOAgent(BaseAgent):
 
     @torch.no_grad()
     def _batch(self) -> dict[str, Tensor]:
-        """One row a transition: observation, action, its old log-probability and value, advantage, target, what was legal."""
+        """One row a transition: observation, action, its old log-probability and value, advantage, target, what was
+        legal."""
         stored = {name: torch.from_numpy(buffer[: self._filled]) for name, buffer in self._buffers.items()}
         action, terminated_TB, valid_TB = stored["action"], stored["terminated"], stored["valid"]
         observation_N = stored["observation"].flatten(0, 1)
@@ -213,7 +221,9 @@ class PPOAgent(BaseAgent):
         self._optimizer.step()
         log_ratio = (log_prob - batch["log_prob"]).detach()
         kl = (log_ratio.exp() - 1 - log_ratio).mean()
-        return torch.stack([loss.objective.detach(), loss.distance.detach(), entropy.detach(), kl, loss.clip_share, norm])
+        return torch.stack(
+            [loss.objective.detach(), loss.distance.detach(), entropy.detach(), kl, loss.clip_share, norm]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimizer, counters, and what is stored of the stretch in progress."""

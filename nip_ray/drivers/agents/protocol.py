@@ -1,8 +1,10 @@
-"""A learner that plays for every agent of a protocol and learns by one of our algorithms: PPO, REINFORCE, the Stackelberg family, solo.
+"""A learner that plays for every agent of a protocol and learns by one of our algorithms: PPO, REINFORCE, the
+Stackelberg family, solo.
 
 Decisions that matter here:
-- it learns from whole episodes: when the last copy of its batch has ended, the batch goes to the algorithm as the rollout of one
-  iteration. With all copies, the same seed and the same number of them it learns, bit for bit, what `nip-ray train` learns;
+- it learns from whole episodes: when the last copy of its batch has ended, the batch goes to the algorithm as the
+  rollout of one iteration. With all copies, the same seed and the same number of them it learns, bit for bit, what
+  `nip-ray train` learns;
 - a batch that is cut (all copies were reset) is forgotten. The next one is played, and learned from, in its place;
 - the algorithm is RLlib's object with everything in this process: no runner plays, no process or cluster is started.
 """
@@ -53,7 +55,8 @@ class ProtocolAgent(BaseAgent):
         self.scenario = scenario_of(runner.experiment, self._device)
         self.protocol = self.scenario.protocol
         self._seed, self._silent = config.seed, runner.skip_silent_messages
-        self._rounds: list[dict[str, np.ndarray]] = []  # of the batch in progress, what learning needs of each and nobody can rebuild
+        # of the batch in progress, what learning needs of each and nobody can rebuild
+        self._rounds: list[dict[str, np.ndarray]] = []
         self._chosen: dict[str, np.ndarray] = {}
         self._noise: torch.Generator | None = None
         self._end: Mapping[str, Any] | None = None
@@ -64,7 +67,9 @@ class ProtocolAgent(BaseAgent):
         return int(self.algorithm.train_iteration)
 
     @torch.no_grad()
-    def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> dict[str, Any]:
+    def act(
+        self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
+    ) -> dict[str, Any]:
         """Actions of every agent; see `nip_ray.drivers.experiments.ProtocolCopies`."""
         shown = {name: self._tensor(observations[name]) for name in ("id", "seed", "round")}
         said, count = self._said(observations), len(observations["id"])
@@ -126,7 +131,8 @@ class ProtocolAgent(BaseAgent):
 
     def record_transition(self, transition: Transition, timestep: int, timesteps: int) -> None:
         """Note whose turn it was and what it paid, in training; what was said stands in the last observation."""
-        if not self.training or (transition.valid is not None and not transition.valid.any()):  # waiting for other learners' copies
+        # waiting for other learners' copies
+        if not self.training or (transition.valid is not None and not transition.valid.any()):
             return
         agents = self.protocol.agents
         turn_BA = np.stack([transition.observations["turn"][agent] for agent in agents], -1)
@@ -198,17 +204,19 @@ class ProtocolAgent(BaseAgent):
 
 
 def check_drivable(config: ExperimentConfig) -> None:
-    """Raises UserError for an algorithm whose iterations are more than a rollout and an update, and for what needs more than the episodes
-    of an environment."""
+    """Raises UserError for an algorithm whose iterations are more than a rollout and an update, and for what needs more
+    than the episodes of an environment."""
     from nip_ray.rllib.algorithm import ProtocolAlgorithm
     from nip_ray.rllib.registry import ALGORITHMS
 
     name = config.algorithm.name
-    drivable = [key for key, made in ALGORITHMS.items() if made().algo_class.training_step is ProtocolAlgorithm.training_step]  # type: ignore[union-attr]
+    drivable = [
+        key for key, made in ALGORITHMS.items() if made().algo_class.training_step is ProtocolAlgorithm.training_step
+    ]  # type: ignore[union-attr]
     if name not in drivable:
         raise UserError(
-            f"algorithm.name: got {name}, which plays and learns in its own rhythm and cannot be driven; expected one of "
-            f"{', '.join(drivable)} (as environment.changes: ['algorithm={{name: ppo}}']), or `nip-ray train`"
+            f"algorithm.name: got {name}, which plays and learns in its own rhythm and cannot be driven; expected one"
+            f" of {', '.join(drivable)} (as environment.changes: ['algorithm={{name: ppo}}']), or `nip-ray train`"
         )
     beyond = {
         "search": config.search is not None,
@@ -216,4 +224,7 @@ def check_drivable(config: ExperimentConfig) -> None:
         "algorithm.verdict_gradient: expected": getattr(config.algorithm, "verdict_gradient", "sampled") == "expected",
     }
     for key in (key for key, asked in beyond.items() if asked):
-        raise UserError(f"{key}: not available to a driver, whose environment plays what it is given; leave it out, or use `nip-ray train`")
+        raise UserError(
+            f"{key}: not available to a driver, whose environment plays what it is given; leave it out, or use `nip-ray"
+            " train`"
+        )

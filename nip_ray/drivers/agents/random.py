@@ -16,8 +16,8 @@ _COUNTED = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium
 
 
 class RandomAgent(BaseAgent):
-    """Learns nothing; greedy or not, it draws. Raises UserError for actions that are neither counted nor a bounded Box, and for
-    observations that no agent of ours is shown (`encoder`)."""
+    """Learns nothing; greedy or not, it draws. Raises UserError for actions that are neither counted nor a bounded Box,
+    and for observations that no agent of ours is shown (`encoder`)."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class RandomAgent(BaseAgent):
             return random.integers(0, 2, (*shape, *space.shape)).astype(space.dtype)
         return random.uniform(space.low, space.high, (*shape, *space.shape)).astype(space.dtype)
 
-    def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
+    def act(
+        self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
+    ) -> np.ndarray:
         """Actions, one row a copy; of the legal ones, where the environment tells."""
         purpose = ("act", self.acted) if self.training else ("evaluate", timestep)
         self.acted += self.training

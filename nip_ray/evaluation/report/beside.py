@@ -1,7 +1,8 @@
 """Transcripts of several runs side by side: what each of them played on the same instance.
 
-Instances that all runs have played come first, among them those on which verdicts differ, then those on which somebody was wrong. An
-instance is known by its number in the records: runs of other data sets, whose numbers mean others, are told apart by their labels alone.
+Instances that all runs have played come first, among them those on which verdicts differ, then those on which somebody
+was wrong. An instance is known by its number in the records: runs of other data sets, whose numbers mean others, are
+told apart by their labels alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,18 +36,26 @@ class Column:
 
 
 def beside(columns: Sequence[Column], instance: str) -> dict[str, Any]:
-    """Variables of beside.html.j2. instance: which to show, as the page spells it; the first of the list where no run has it."""
+    """Variables of beside.html.j2. instance: which to show, as the page spells it; the first of the list where no run
+    has it."""
     played = [column.records for column in columns]
     names = list(dict.fromkeys(name for records in played for name in records))
-    listed = sorted((_listed(name, played) for name in names), key=lambda one: (one["missing"], not one["differ"], not one["wrong"]))
+    listed = sorted(
+        (_listed(name, played) for name in names), key=lambda one: (one["missing"], not one["differ"], not one["wrong"])
+    )
     chosen = next((name for name in names if visible(name) == instance), listed[0]["name"] if listed else "")
     found = [records.get(chosen, []) for records in played]
     agents = colours_of([record for records in found for record in records[:1]])
-    episodes = [_column(column, records, agents, number) for number, (column, records) in enumerate(zip(columns, found, strict=True), 1)]
+    episodes = [
+        _column(column, records, agents, number)
+        for number, (column, records) in enumerate(zip(columns, found, strict=True), 1)
+    ]
     first = next((one["episode"] for one in episodes if one["episode"] is not None), None)
     labels = {one["episode"]["label"] for one in episodes if one["episode"] is not None}
     return {
-        "instances": [{**one, "short": short(one["name"], 60), "here": one["name"] == chosen} for one in listed[:INSTANCES_LISTED]],
+        "instances": [
+            {**one, "short": short(one["name"], 60), "here": one["name"] == chosen} for one in listed[:INSTANCES_LISTED]
+        ],
         "left_out": max(0, len(listed) - INSTANCES_LISTED),
         "common": sum(not one["missing"] for one in listed),
         "differ": sum(one["differ"] and not one["missing"] for one in listed),
@@ -58,16 +67,31 @@ def beside(columns: Sequence[Column], instance: str) -> dict[str, Any]:
 
 def transcript_files(columns: Sequence[Column]) -> list[str]:
     """The files of transcripts that any of these runs has, by iteration."""
-    found = {name for column in columns if column.source is not None for name in RunFolder(column.source.run_dir, None).transcript_names()}
+    found = {
+        name
+        for column in columns
+        if column.source is not None
+        for name in RunFolder(column.source.run_dir, None).transcript_names()
+    }
     return sorted(found, key=lambda name: (int(name.rpartition("-")[2]), name))
 
 
 def _listed(name: str, played: Sequence[Mapping[str, list[Record]]]) -> dict[str, Any]:
-    """An instance in the list: how each run did on it ("right", "wrong", "played" where nothing judges, "" for none)."""
+    """An instance in the list: how each run did on it ("right", "wrong", "played" where nothing judges, "" for
+    none)."""
     records = [own.get(name, [None])[0] for own in played]
-    marks = ["" if one is None else "played" if "verdict" not in one else "right" if is_right(one) else "wrong" for one in records]
+    marks = [
+        "" if one is None else "played" if "verdict" not in one else "right" if is_right(one) else "wrong"
+        for one in records
+    ]
     verdicts = {str(one["verdict"]) for one in records if one is not None and "verdict" in one}
-    return {"name": name, "marks": marks, "missing": marks.count(""), "differ": len(verdicts) > 1, "wrong": "wrong" in marks}
+    return {
+        "name": name,
+        "marks": marks,
+        "missing": marks.count(""),
+        "differ": len(verdicts) > 1,
+        "wrong": "wrong" in marks,
+    }
 
 
 def _column(column: Column, records: Sequence[Record], agents: Mapping[str, int], number: int) -> dict[str, Any]:

@@ -1,14 +1,16 @@
-"""Several runs on one page: grouped by all of their configs but the seed, with curves, their seeds' bands, and figures with intervals.
+"""Several runs on one page: grouped by all of their configs but the seed, with curves, their seeds' bands, and figures
+with intervals.
 
 Decisions that matter here:
-- figures of different tasks are not set side by side: runs must share scenario, protocol and the settings that choose their held-out
-  instances. What else they differ in, the protocol's parameters among it, is what a comparison is about;
-- a group's figure is the interquartile mean over its seeds, with the interval of `stratified_interval`: with three seeds a mean is one
-  lucky seed away from any other. A run that is alone in its group has its own figure and its own interval, of its episodes;
-- that one setting is better than another is said of groups with `MIN_SEEDS` seeds each, and else that these runs are. So the same seed
-  may not count twice: two runs with one config and one seed are refused;
-- a curve's line is the mean at iterations that all seeds of the group have, its band their range. Where some have stopped, the mean of
-  the others is no learning curve;
+- figures of different tasks are not set side by side: runs must share scenario, protocol and the settings that choose
+  their held-out instances. What else they differ in, the protocol's parameters among it, is what a comparison is about;
+- a group's figure is the interquartile mean over its seeds, with the interval of `stratified_interval`: with three
+  seeds a mean is one lucky seed away from any other. A run that is alone in its group has its own figure and its own
+  interval, of its episodes;
+- that one setting is better than another is said of groups with `MIN_SEEDS` seeds each, and else that these runs are.
+  So the same seed may not count twice: two runs with one config and one seed are refused;
+- a curve's line is the mean at iterations that all seeds of the group have, its band their range. Where some have
+  stopped, the mean of the others is no learning curve;
 - groups are named by the settings in which they differ, which is what a comparison is about.
 """
 
@@ -58,7 +60,16 @@ _OVER_SEEDS = (
     "Over seeds: interquartile mean with a bootstrap 95 % interval, widened for few seeds (normality assumed below 5). "
     "A run alone: its own metric, with the interval of its episodes; another seed may lie far outside it."
 )
-_RUN_HEAD = ("run", "group", "seed", "iterations", "accuracy", "completeness", "soundness", "soundness error under attack")
+_RUN_HEAD = (
+    "run",
+    "group",
+    "seed",
+    "iterations",
+    "accuracy",
+    "completeness",
+    "soundness",
+    "soundness error under attack",
+)
 _RUN_KEYS = (_ACCURACY, "verifier/completeness", "verifier/soundness", _ERROR)  # of its last columns
 _OF_TRAINING = {"num_train", "min_wl_score"}  # keys of `scenario.data` that choose no held-out instance
 
@@ -86,10 +97,12 @@ class Group:
 
 
 def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | None = None) -> Path:
-    """Write the page of these runs to `out` and return it. cross_play: what `nip-ray cross-play --out` wrote, to be shown with them.
+    """Write the page of these runs to `out` and return it. cross_play: what `nip-ray cross-play --out` wrote, to be
+    shown with them.
 
-    Raises UserError for fewer than two runs, one that is none, two that are one (also by config and seed), runs of different scenarios,
-    protocols or held-out instances, a file of cross-play that cannot be read, and an `out` that cannot be written.
+    Raises UserError for fewer than two runs, one that is none, two that are one (also by config and seed), runs of
+    different scenarios, protocols or held-out instances, a file of cross-play that cannot be read, and an `out` that
+    cannot be written.
     """
     from nip_ray.storage.files import write_atomically
 
@@ -113,26 +126,47 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
     groups = grouped(runs)
     _refuse_twins(groups)
     head, rows = _figures(groups)
-    runs_of = [("Runs", *((f"{len(group.runs)}", f"seed {', '.join(run.seed for run in group.runs)}") for group in groups))]
+    runs_of = [
+        ("Runs", *((f"{len(group.runs)}", f"seed {', '.join(run.seed for run in group.runs)}") for group in groups))
+    ]
     examined = _examined(groups)
     run_rows, notes = [], []
     for group in groups:
         for run in group.runs:
             iterations = f"{run.source.rows[-1]['iteration']:,.0f}"
-            run_rows.append([run.name, group.label, run.seed, iterations, *(cell(_run_figure(run.source, key), True) for key in _RUN_KEYS)])
+            run_rows.append(
+                [
+                    run.name,
+                    group.label,
+                    run.seed,
+                    iterations,
+                    *(cell(_run_figure(run.source, key), True) for key in _RUN_KEYS),
+                ]
+            )
             notes += [f"{run.name}: {note}" for note in run.source.notes]
-            if isinstance(run.source.evaluation.get("unseen"), dict) and (overlap := finite(run.source.evaluation.get("overlap"))):
-                notes.append(f"{run.name}: its figures leave out the {overlap:,.0f} evaluated instances that it was trained with.")
+            if isinstance(run.source.evaluation.get("unseen"), dict) and (
+                overlap := finite(run.source.evaluation.get("overlap"))
+            ):
+                notes.append(
+                    f"{run.name}: its figures leave out the {overlap:,.0f} evaluated instances that it was trained"
+                    " with."
+                )
     return sections(
         "comparison",
         f"{len(runs)} runs compared",
         _sentence(groups),
         [" ".join(describe(next((run.source.config for run in runs if run.source.config), {})))],
         [
-            Section("Metrics", head=[f"{examined}, greedy", *head], rows=[*runs_of, *rows], figures=True, note=_OVER_SEEDS),
-            Section("Config differences", head=["setting", *head], rows=_differences(groups)[:SETTINGS_LISTED], code=True),
             Section(
-                "Learning curves", curves=curves.drawn(_panels(groups[:MAX_GROUPS])), note="The mean of a group's seeds, and their range."
+                "Metrics", head=[f"{examined}, greedy", *head], rows=[*runs_of, *rows], figures=True, note=_OVER_SEEDS
+            ),
+            Section(
+                "Config differences", head=["setting", *head], rows=_differences(groups)[:SETTINGS_LISTED], code=True
+            ),
+            Section(
+                "Learning curves",
+                curves=curves.drawn(_panels(groups[:MAX_GROUPS])),
+                note="The mean of a group's seeds, and their range.",
             ),
             Section("Cross-play", heat=heat_map(crossed)),
             Section("Runs", head=_RUN_HEAD, rows=run_rows),
@@ -148,7 +182,8 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
         own = flat({key: value for key, value in run.source.config.items() if key not in FREE_KEYS})
-        key = json.dumps(own, sort_keys=True, default=str) if own else run.name  # a config that cannot be read is like no other
+        # a config that cannot be read is like no other
+        key = json.dumps(own, sort_keys=True, default=str) if own else run.name
         found.setdefault(key, []).append(run)
         settings[key] = own
     groups = [Group("", members, settings[key]) for key, members in found.items()]
@@ -157,10 +192,13 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
-    """The settings that tell the group apart, or its first run's name where these are too many, or the same for another group."""
+    """The settings that tell the group apart, or its first run's name where these are too many, or the same for another
+    group."""
 
     def told(one: Group) -> str:
-        return ", ".join(f"{_name(key, group.settings)} {_value(one.settings.get(key))}" for key in keys[:SETTINGS_NAMED])
+        return ", ".join(
+            f"{_name(key, group.settings)} {_value(one.settings.get(key))}" for key in keys[:SETTINGS_NAMED]
+        )
 
     name = short(group.runs[0].source.config.get("name") or group.runs[0].name, 40)
     if not keys or len(keys) > SETTINGS_NAMED or sum(told(other) == told(group) for other in groups) > 1:
@@ -194,19 +232,22 @@ def _runs(run_dirs: Sequence[Path]) -> list[Run]:
 
 
 def _refuse_strangers(runs: Sequence[Run]) -> None:
-    """UserError for runs of which one was asked something else than the others. A config that cannot be read says nothing."""
+    """UserError for runs of which one was asked something else than the others. A config that cannot be read says
+    nothing."""
     first, *others = [run for run in runs if run.source.config] or runs[:1]
     for run in others:
         for key in ("scenario", "protocol"):
             one, other = (short(section(each.source.config, key).get("name"), 60) for each in (first, run))
             if one != other:
-                raise UserError(f"compare: {first.name} has the {key} {one} and {run.name} {other}; name runs of one {key}")
+                raise UserError(
+                    f"compare: {first.name} has the {key} {one} and {run.name} {other}; name runs of one {key}"
+                )
         one, other = _instances(first.source.config), _instances(run.source.config)
         key = next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)
         if key is not None:
             raise UserError(
-                f"compare: {first.name} and {run.name} have other held-out instances (scenario.{key}: {_value(one.get(key))} and "
-                f"{_value(other.get(key))}); name runs with the same"
+                f"compare: {first.name} and {run.name} have other held-out instances (scenario.{key}:"
+                f" {_value(one.get(key))} and {_value(other.get(key))}); name runs with the same"
             )
 
 
@@ -219,14 +260,19 @@ def _instances(config: Mapping[str, Any]) -> dict[str, Any]:
     left_out = set(_OF_TRAINING)
     if data.get("test") is not None:
         left_out.add("train")
-        if scenario.get("name") == "graph_isomorphism":  # the others say how pairs are made; the seed, which are taken of so many
+        # the others say how pairs are made; the seed, which are taken of so many
+        if scenario.get("name") == "graph_isomorphism":
             left_out |= data.keys() - {"test", "num_test"} - ({"seed"} if data.get("num_test") is not None else set())
     return flat({key: value for key, value in data.items() if key not in left_out}, "data")
 
 
 def _examined(groups: Sequence[Group]) -> str:
     """What the evaluated instances are called."""
-    return "held-out" if all(is_held_out(run.source) for group in groups for run in group.runs) else "on training instances"
+    return (
+        "held-out"
+        if all(is_held_out(run.source) for group in groups for run in group.runs)
+        else "on training instances"
+    )
 
 
 def _refuse_twins(groups: Sequence[Group]) -> None:
@@ -236,7 +282,10 @@ def _refuse_twins(groups: Sequence[Group]) -> None:
         for run in group.runs:
             twin = first.setdefault(run.seed, run)
             if twin is not run and "seed" in run.source.config:
-                raise UserError(f"compare: {twin.name} and {run.name} have the same config and the same seed, {run.seed}; name one of them")
+                raise UserError(
+                    f"compare: {twin.name} and {run.name} have the same config and the same seed, {run.seed}; name one"
+                    " of them"
+                )
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:
@@ -252,11 +301,15 @@ def _cross_play(path: Path) -> Record:
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"--cross-play {path}: cannot be read ({error.strerror}); name what `nip-ray cross-play --out` wrote") from None
+        raise UserError(
+            f"--cross-play {path}: cannot be read ({error.strerror}); name what `nip-ray cross-play --out` wrote"
+        ) from None
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or heat_map(found) is None:
-        raise UserError(f"--cross-play {path}: is damaged or no such document; name what `nip-ray cross-play --out` wrote")
+        raise UserError(
+            f"--cross-play {path}: is damaged or no such document; name what `nip-ray cross-play --out` wrote"
+        )
     return found
 
 
@@ -281,7 +334,8 @@ def _differences(groups: Sequence[Group]) -> list[tuple[str, ...]]:
 
 
 def _run_figure(source: RunSource, key: str) -> Figure | None:
-    """A held-out figure of a run: greedy where it was evaluated so, one that was computed exactly, or the soundness error under attack."""
+    """A held-out figure of a run: greedy where it was evaluated so, one that was computed exactly, or the soundness
+    error under attack."""
     if key == _ERROR:
         return soundness_error(source)
     exact = exact_figures(source).get(key)
@@ -289,7 +343,8 @@ def _run_figure(source: RunSource, key: str) -> Figure | None:
 
 
 def group_figure(group: Group, key: str) -> Figure | None:
-    """The interquartile mean over a group's seeds with its interval; of a single run its own figure. n: runs, or the run's episodes."""
+    """The interquartile mean over a group's seeds with its interval; of a single run its own figure. n: runs, or the
+    run's episodes."""
     found = _of_runs(group, key)
     if len(found) < 2:
         return found[0] if found else None
@@ -308,7 +363,9 @@ def _figures(groups: Sequence[Group]) -> tuple[list[str], list[list[Any]]]:
     sources = [run.source for group in groups for run in group.runs]
     paid = {f"{agent}/return": f"Return of {agent}" for source in sources for agent in agents(source.rows)}
     exact = {name: name for source in sources for name in exact_figures(source) if name.count("/") < 3}
-    exhaustive = {every_message(source, "soundness") is not None for source in sources if soundness_error(source) is not None}
+    exhaustive = {
+        every_message(source, "soundness") is not None for source in sources if soundness_error(source) is not None
+    }
     how = ", in some runs over all messages, in others against attackers" if len(exhaustive) > 1 else ""
     labels = {**NAMES, _ERROR: f"Soundness error: false claims accepted under attack{how}", **paid, **exact}
     rows = []
@@ -327,7 +384,10 @@ def _sentence(groups: Sequence[Group]) -> str:
     """Which group decides best, and whether that is more than luck, as far as so many seeds can tell."""
     found = [(group, figure) for group in groups if (figure := group_figure(group, _ACCURACY)) is not None]
     if not found:
-        return f"{len(groups)} groups of runs, by everything in their configs but the seed. None has an evaluated accuracy."
+        return (
+            f"{len(groups)} groups of runs, by everything in their configs but the seed. None has an evaluated"
+            " accuracy."
+        )
     found.sort(key=lambda pair: -pair[1].estimate)
     best, figure = found[0]
     examined = _examined(groups)
@@ -338,7 +398,9 @@ def _sentence(groups: Sequence[Group]) -> str:
     few = min(len(_of_runs(group, _ACCURACY)) for group in (best, second)) < MIN_SEEDS
     known = figure.lower is not None and other.upper is not None
     apart = figure.estimate > other.estimate if not known else figure.against(other.upper or 0.0) == "above"
-    words = "no significant difference from" if not apart else "higher in these runs than" if few or not known else "above"
+    words = (
+        "no significant difference from" if not apart else "higher in these runs than" if few or not known else "above"
+    )
     caution = f" With fewer than {MIN_SEEDS} seeds of each this compares runs, not settings." if apart and few else ""
     return f"{sentence}, {words} {second.label}: {_words(second, other, examined)}.{caution}"
 
@@ -356,10 +418,14 @@ def _words(group: Group, figure: Figure, examined: str) -> str:
 
 
 def _panels(groups: Sequence[Group]) -> list[Panel]:
-    examined = next(words for words in _EXAMINED if words in {examined_words(run.source) for group in groups for run in group.runs})
+    examined = next(
+        words for words in _EXAMINED if words in {examined_words(run.source) for group in groups for run in group.runs}
+    )
     named = list(_CURVES)
     names = dict.fromkeys(agent for group in groups for run in group.runs for agent in agents(run.source.rows))
-    named += [(f"train/{agent}/return", f"Return of {agent}, training", "reward per episode") for agent in list(names)[:6]]
+    named += [
+        (f"train/{agent}/return", f"Return of {agent}, training", "reward per episode") for agent in list(names)[:6]
+    ]
     made = []
     for number, (key, title, unit) in enumerate(named):
         series = [one for colour, group in enumerate(groups) if (one := band(group, key, colour)) is not None]
@@ -370,12 +436,15 @@ def _panels(groups: Sequence[Group]) -> list[Panel]:
 
 def band(group: Group, key: str, colour: int) -> Series | None:
     """The mean over a group's seeds with their range; see `mean_and_range`."""
-    curves = [curve for run in group.runs if (curve := {row["iteration"]: row[key] for row in run.source.rows if key in row})]
+    curves = [
+        curve for run in group.runs if (curve := {row["iteration"]: row[key] for row in run.source.rows if key in row})
+    ]
     return mean_and_range(f"{group.label}{f' ({len(curves)} seeds)' if len(curves) > 1 else ''}", curves, colour)
 
 
 def mean_and_range(label: str, curves: Sequence[Mapping[float, float]], colour: int) -> Series | None:
-    """The mean of several curves (iteration -> value) with their range, at the iterations that all have; None without any such."""
+    """The mean of several curves (iteration -> value) with their range, at the iterations that all have; None without
+    any such."""
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     if not shared:
         return None

@@ -42,29 +42,44 @@ NAMES = {
     "simulator/decision_distance": "Simulator's distance: decisions",
     "simulator/symbol_distance": "Simulator's distance: what was said",
 }
-GROUP_NOTES = {"wl_score": "Rounds of colour refinement (Weisfeiler-Leman) after which the two graphs differ; -1: they are isomorphic."}
+GROUP_NOTES = {
+    "wl_score": (
+        "Rounds of colour refinement (Weisfeiler-Leman) after which the two graphs differ; -1: they are isomorphic."
+    )
+}
 
 
 def page_contents(source: RunSource, findings: Findings, running: bool = False) -> dict[str, Any]:
     """Variables of the template, all but the curves. running: whether the run is still running."""
     scale = None
-    if (accuracy := findings.accuracy) is not None:  # the headline's picture: positions in per mille of the axis from 0 to 1
+    # the headline's picture: positions in per mille of the axis from 0 to 1
+    if (accuracy := findings.accuracy) is not None:
         places = {"estimate": accuracy.estimate, "lower": accuracy.lower, "upper": accuracy.upper}
-        places |= {"chance": findings.chance, "baseline": None if findings.baseline is None else findings.baseline.estimate}
-        scale = {name: round(1000 * min(1.0, max(0.0, share)), 1) for name, share in places.items() if share is not None}
+        places |= {
+            "chance": findings.chance,
+            "baseline": None if findings.baseline is None else findings.baseline.estimate,
+        }
+        scale = {
+            name: round(1000 * min(1.0, max(0.0, share)), 1) for name, share in places.items() if share is not None
+        }
     groups = []
     keys = {key for mode in ("greedy", "sampled") for key in section(source.evaluation, mode)} | {
         k for row in source.rows[-20:] for k in row
     }
     for group, values in sorted(group_values(keys).items()):
-        rows = [_row(source, f"verifier/accuracy/{group}={value}", value, shares=True) for value in values[:GROUP_ROWS_SHOWN]]
+        rows = [
+            _row(source, f"verifier/accuracy/{group}={value}", value, shares=True)
+            for value in values[:GROUP_ROWS_SHOWN]
+        ]
         groups.append({"group": short(group, 60), "rows": rows, "note": GROUP_NOTES.get(group, "")})
     names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
     claims = [(share, name) for share in ("completeness", "soundness") for name in names] if len(names) > 2 else []
     played = []
     for name, figure in played_figures(source).items():
         ends = interval_words(figure, False)
-        played.append((short(name, 80), f"{figure.estimate:.4g} ({ends}; n {figure.n})" if ends else f"{figure.estimate:.4g}"))
+        played.append(
+            (short(name, 80), f"{figure.estimate:.4g} ({ends}; n {figure.n})" if ends else f"{figure.estimate:.4g}")
+        )
     return {
         "title": str(source.config.get("name") or source.run_dir.name)[:100],
         "about": describe(source.config),
@@ -86,7 +101,9 @@ def page_contents(source: RunSource, findings: Findings, running: bool = False) 
         "transcripts": browser(source),
         "machine": _machine(source),
         "config": short(source.config_text, MAX_TEXT),
-        "environment": short(json.dumps(source.environment, indent=2, ensure_ascii=False), MAX_TEXT) if source.environment else "",
+        "environment": (
+            short(json.dumps(source.environment, indent=2, ensure_ascii=False), MAX_TEXT) if source.environment else ""
+        ),
     }
 
 
@@ -98,9 +115,13 @@ _TILES = {
 
 
 def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
-    """(name, figure, interval): what a run comes to, of the greedy evaluation, or the sampled one where there is no other."""
+    """(name, figure, interval): what a run comes to, of the greedy evaluation, or the sampled one where there is no
+    other."""
     tiles = [(short(name, 40), f"{x:.3g}", "exact") for name, x in exact_figures(source).items() if name.count("/") < 2]
-    shares = {name: held_out(source, "greedy", f"verifier/{name}") or held_out(source, "sampled", f"verifier/{name}") for name in _TILES}
+    shares = {
+        name: held_out(source, "greedy", f"verifier/{name}") or held_out(source, "sampled", f"verifier/{name}")
+        for name in _TILES
+    }
     shares["soundness error"] = soundness_error(source)
     for name, label in _TILES.items():
         if (figure := shares[name]) is not None:
@@ -122,7 +143,11 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
     examined = source.evaluation.get("iteration")
     rates = sorted(row["env_steps_per_s"] for row in source.rows if "env_steps_per_s" in row)
     measured, bound = findings.baseline, finite(source.told("wl_bound"))
-    alone = [] if measured is None else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
+    alone = (
+        []
+        if measured is None
+        else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
+    )
     alone += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
     pretrained = {
         short(agent, 40): figure
@@ -139,25 +164,46 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
         ("iterations", f"{done:,} of {wanted:,} (unfinished)" if unfinished else f"{done:,}"),
         ("evaluated after", f"iteration {short(examined)}" if source.evaluation and examined is not None else ""),
         ("without a prover", "; ".join(alone)),
-        ("pretrained, alone", "; ".join(f"{who} {percent_words(one.estimate)}{sure_words(one)}" for who, one in pretrained.items())),
+        (
+            "pretrained, alone",
+            "; ".join(f"{who} {percent_words(one.estimate)}{sure_words(one)}" for who, one in pretrained.items()),
+        ),
         ("the wrong side wins", ", ".join(filter(None, wrong))),
         ("rounds played", "" if "cost/tokens" in last else played),
-        ("spent", f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else ""),
+        (
+            "spent",
+            f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else "",
+        ),
         ("speed", f"{rates[len(rates) // 2]:,.0f} rounds/s (median)" if rates else ""),
-        ("time", f"{duration(whole)}: " + ", ".join(f"{name} {part:.0%}" for name, part in parts if part >= 0.005) if parts else ""),
+        (
+            "time",
+            (
+                f"{duration(whole)}: " + ", ".join(f"{name} {part:.0%}" for name, part in parts if part >= 0.005)
+                if parts
+                else ""
+            ),
+        ),
     ]
     return [(name, text) for name, text in facts if text]
 
 
 def _progress(source: RunSource) -> str:
-    """How far a running run is, how long it will take at the pace of its last 20 iterations, and when it last wrote a row."""
+    """How far a running run is, how long it will take at the pace of its last 20 iterations, and when it last wrote a
+    row."""
     done, wanted = int(source.rows[-1]["iteration"]), source.config.get("iterations")
     wanted = wanted if isinstance(wanted, int) else None
     newest = source.rows[-20:]
-    pace = sum(row.get(f"time/{key}_s", 0.0) for row in newest for key in ("iteration", "evaluate", "checkpoint")) / len(newest)
-    left = f", about {duration(pace * (wanted - done))} left" if wanted is not None and wanted > done and pace > 0 else ""
+    pace = sum(
+        row.get(f"time/{key}_s", 0.0) for row in newest for key in ("iteration", "evaluate", "checkpoint")
+    ) / len(newest)
+    left = (
+        f", about {duration(pace * (wanted - done))} left" if wanted is not None and wanted > done and pace > 0 else ""
+    )
     written = datetime.fromtimestamp((source.run_dir / METRICS).stat().st_mtime).astimezone()
-    return f"Running: iteration {done:,}{'' if wanted is None else f' of {wanted:,}'}{left}; last update {written:%H:%M:%S (UTC%z)}."
+    return (
+        f"Running: iteration {done:,}{'' if wanted is None else f' of {wanted:,}'}{left}; last update"
+        f" {written:%H:%M:%S (UTC%z)}."
+    )
 
 
 def _cite(source: RunSource) -> str:
@@ -167,7 +213,9 @@ def _cite(source: RunSource) -> str:
         "run": short(source.config.get("name") or source.run_dir.name, 100),
         "command": f"nip-ray train {CONFIG}" if source.config else "",
         "nip_ray": " ".join(short(told[key], 80) for key in ("nip_ray", "commit") if told.get(key)),
-        "config": f"sha256 {hashlib.sha256(source.config_text.encode()).hexdigest()[:16]}" if source.config_text else "",
+        "config": (
+            f"sha256 {hashlib.sha256(source.config_text.encode()).hexdigest()[:16]}" if source.config_text else ""
+        ),
     }
     return "\n".join(f"{name:8} {text}" for name, text in lines.items() if text)
 
@@ -184,7 +232,9 @@ def _machine(source: RunSource) -> list[tuple[str, str]]:
         "commit": "commit",
     }
     rows = [(label, short(told[key], 100)) for key, label in names.items() if told.get(key) not in (None, "", [])]
-    versions = [f"{package} {short(told[package], 40)}" for package in ("nip_ray", "torch", "ray", "numpy") if told.get(package)]
+    versions = [
+        f"{package} {short(told[package], 40)}" for package in ("nip_ray", "torch", "ray", "numpy") if told.get(package)
+    ]
     return [*rows, ("packages", ", ".join(versions))] if versions else rows
 
 
@@ -199,8 +249,14 @@ def _figure_rows(source: RunSource) -> list[dict[str, Any]]:
     """The table of final figures: one row a metric."""
     names = NAMES | {f"{agent}/return": f"Return of {agent}" for agent in agents(source.rows)}
     if len(verdicts_of(source.config)) > 2:
-        names |= {"verifier/completeness": "Completeness: right, of those where it is argued for", "verifier/soundness": _SOUND}
-    rows = [_row(source, name, label, shares=name.startswith("verifier/") and name in NAMES) for name, label in names.items()]
+        names |= {
+            "verifier/completeness": "Completeness: right, of those where it is argued for",
+            "verifier/soundness": _SOUND,
+        }
+    rows = [
+        _row(source, name, label, shares=name.startswith("verifier/") and name in NAMES)
+        for name, label in names.items()
+    ]
     for who in deciders(source.rows):
         rows += [_row(source, f"{who}/{name}", f"{who}, own vote: {name}", shares=True) for name in _TILES]
     return [row for row in rows if any(row[column][0] for column in ("greedy", "sampled", "training"))]
@@ -214,7 +270,9 @@ def _confusion(source: RunSource) -> dict[str, Any] | None:
     names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
     columns = (*names, VERDICTS[-1])
     for mode in ("greedy", "sampled") if len(names) > 2 else ():
-        figures = [[held_out(source, mode, f"verifier/confusion/{label}={verdict}") for verdict in columns] for label in names]
+        figures = [
+            [held_out(source, mode, f"verifier/confusion/{label}={verdict}") for verdict in columns] for label in names
+        ]
         if all(figure is not None for row in figures for figure in row):
             rows = [
                 (label, "" if row[0] is None else f"{row[0].n:,}", [cell(figure, True) for figure in row])
@@ -225,7 +283,8 @@ def _confusion(source: RunSource) -> dict[str, Any] | None:
 
 
 def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, Any]:
-    """label, n, and (figure, interval) for greedy, sampled and searched play and the newest training row that has it."""
+    """label, n, and (figure, interval) for greedy, sampled and searched play and the newest training row that has
+    it."""
     greedy, sampled = held_out(source, "greedy", name), held_out(source, "sampled", name)
     trained = next((row[f"train/{name}"] for row in reversed(source.rows[-20:]) if f"train/{name}" in row), None)
     counted = greedy or sampled

@@ -1,9 +1,11 @@
-"""Learning curves and the like, drawn by matplotlib: as SVG that stands in a page and takes its colours, and as a PDF file for papers.
+"""Learning curves and the like, drawn by matplotlib: as SVG that stands in a page and takes its colours, and as a PDF
+file for papers.
 
 Decisions that matter here:
-- a drawing is as wide as a column of a paper and its letters are large for that, so that it can be read on a phone as well;
-- the SVG has no style attributes, which the content security policy of our pages forbids, and its colours are variables of the style
-  sheet: one drawing serves light and dark. Its texts are texts;
+- a drawing is as wide as a column of a paper and its letters are large for that, so that it can be read on a phone as
+  well;
+- the SVG has no style attributes, which the content security policy of our pages forbids, and its colours are variables
+  of the style sheet: one drawing serves light and dark. Its texts are texts;
 - no global state: pyplot is not touched, and rcParams only while an SVG is written.
 """
 
@@ -54,7 +56,9 @@ def draw(panel: Panel) -> Drawing:
     for series in panel.series:
         base = _add(axes, series, base)
     for i, (label, height) in enumerate(panel.marks):
-        axes.axhline(height, color=INK, linewidth=1.1, linestyle=("dotted", "dashed")[i % 2], label=plain(label), zorder=1)
+        axes.axhline(
+            height, color=INK, linewidth=1.1, linestyle=("dotted", "dashed")[i % 2], label=plain(label), zorder=1
+        )
     _scale(axes, panel)
     axes.set_ylabel(plain(panel.y_label, 60), color=INK, fontsize=9)
     axes.xaxis.label.set(color=INK, fontsize=9)
@@ -66,9 +70,15 @@ def draw(panel: Panel) -> Drawing:
         spine.set_color(GRID)
     if labels := axes.get_legend_handles_labels()[1]:
         columns = 1 if max(map(len, labels)) > 26 else 2
-        figure.legend(loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK, handlelength=1.6)
+        figure.legend(
+            loc="outside lower left", ncols=columns, frameon=False, fontsize=9, labelcolor=INK, handlelength=1.6
+        )
     svg, pdf = io.StringIO(), io.BytesIO()
-    with warnings.catch_warnings(), _writing, rc_context({"svg.fonttype": "none", "svg.hashsalt": "nip_ray", "pdf.fonttype": 42}):
+    with (
+        warnings.catch_warnings(),
+        _writing,
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "nip_ray", "pdf.fonttype": 42}),
+    ):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         FigureCanvasSVG(figure).print_svg(svg, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
         FigureCanvasPdf(figure).print_pdf(pdf, metadata=dict.fromkeys(("CreationDate", "Creator", "Producer")))
@@ -132,7 +142,8 @@ def _scale(axes: Axes, panel: Panel) -> None:
 
 
 def inline(svg: str, about: str) -> str:
-    """matplotlib's SVG as an element of a page. It stands at one place of the page alone: identifiers come from what is drawn."""
+    """matplotlib's SVG as an element of a page. It stands at one place of the page alone: identifiers come from what is
+    drawn."""
     size = re.search(r'viewBox="([^"]*)"', svg)
     body = svg[svg.index("<g ") : svg.rindex("</svg>")]
     body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
@@ -141,7 +152,9 @@ def inline(svg: str, about: str) -> str:
     body = re.sub(r' d="([^"]*)"', _path, body)
     for colour, variable in _VARIABLES.items():
         body = body.replace(f'"{colour}"', f'"{variable}"')
-    return f'<svg class="curve" viewBox="{size[1] if size else ""}" role="img" aria-label="{escape(about)}">{body}</svg>'
+    return (
+        f'<svg class="curve" viewBox="{size[1] if size else ""}" role="img" aria-label="{escape(about)}">{body}</svg>'
+    )
 
 
 def _path(found: re.Match[str]) -> str:

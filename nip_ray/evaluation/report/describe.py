@@ -1,4 +1,5 @@
-"""What a run is about, in two sentences: the task, and who is paid for what. Read from its config alone, without torch."""
+"""What a run is about, in two sentences: the task, and who is paid for what. Read from its config alone, without
+torch."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,11 +15,18 @@ from nip_ray.settings.protocol import ProtocolSettings
 
 TASKS = {
     "graph_isomorphism": "are two graphs the same up to the names of their nodes (accept) or not (reject)?",
-    "image_classification": "does an image belong to the second of two groups of classes (accept) or to the first (reject)?",
+    "image_classification": (
+        "does an image belong to the second of two groups of classes (accept) or to the first (reject)?"
+    ),
     "code_validation": "is a program a correct solution of its problem (accept) or not (reject)?",
-    "message_game": "does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
+    "message_game": (
+        "does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?"
+    ),
     "state_tracking": "does a chain of permutations lead where it is claimed to (accept) or elsewhere (reject)?",
-    "hironaka": "Hironaka's polyhedra game: the host chooses coordinates, the agent one of them; the host wins when one point is left.",
+    "hironaka": (
+        "Hironaka's polyhedra game: the host chooses coordinates, the agent one of them; the host wins when one point"
+        " is left."
+    ),
 }
 _LABELS = {
     "graph_isomorphism": ("not isomorphic", "isomorphic"),
@@ -35,12 +43,14 @@ _RULES = {
     "mean": "that of the mean of their probabilities",
 }
 _MOST_JUDGES = 1000
-_NOT_OF_PAY = ("max_rounds", "min_rounds", "zero_knowledge")  # large tables are of no use, and more agents are named below
+# large tables are of no use, and more agents are named below
+_NOT_OF_PAY = ("max_rounds", "min_rounds", "zero_knowledge")
 _DECISIONS = ("rejection", "acceptance")
 
 
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
-    """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is called unknown."""
+    """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is
+    called unknown."""
     return _task(section(config, "scenario"), verdicts_of(config)), _pay(config)
 
 
@@ -56,7 +66,11 @@ def label_words(config: Mapping[str, Any]) -> dict[str, str]:
 def verdicts_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the verdicts."""
     names = section(config, "protocol").get("verdicts")
-    return tuple(names) if isinstance(names, list) and len(names) > 2 and all(isinstance(n, str) for n in names) else TWO_VERDICTS
+    return (
+        tuple(names)
+        if isinstance(names, list) and len(names) > 2 and all(isinstance(n, str) for n in names)
+        else TWO_VERDICTS
+    )
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -72,12 +86,14 @@ def entries(config: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def has_held_out(config: Mapping[str, Any]) -> bool:
-    """True if the run's evaluation asks about other instances than its training did, as far as the scenario's name tells."""
+    """True if the run's evaluation asks about other instances than its training did, as far as the scenario's name
+    tells."""
     return section(config, "scenario").get("name") not in GAMES_WITHOUT_SPLIT
 
 
 def pays_for_rejection(config: Mapping[str, Any]) -> bool:
-    """True if some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that does not ship."""
+    """True if some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that
+    does not ship."""
     made = _table(config) if section(config, "protocol").get("name") in SHIPPED else None
     if made is None:
         return True
@@ -91,12 +107,16 @@ def _task(scenario: Mapping[str, Any], verdicts: tuple[str, ...]) -> str:
     if name == "image_classification" and verdicts != TWO_VERDICTS:
         return f"Task: to which class does an image belong: {', '.join(verdicts)[:200]}?"
     if name == "matrix_game":
-        return f"Task: {str(scenario.get('game', 'a matrix game'))[:60].replace('_', ' ')}, a small game whose solution is known."
+        return (
+            f"Task: {str(scenario.get('game', 'a matrix game'))[:60].replace('_', ' ')}, a small game whose solution is"
+            " known."
+        )
     if name in TASKS:
         return f"Task: {TASKS[name]}"
     own = next((added[name] for part in ("scenario", "language_scenario") if name in (added := ADDED[part])), None)
     told = " ".join((own.__doc__ or "").split()) if own is not None else ""
-    if own is not None and told and not told.startswith(f"{own.__name__}("):  # the signature of a dataclass without a docstring
+    # the signature of a dataclass without a docstring
+    if own is not None and told and not told.startswith(f"{own.__name__}("):
         return f"Task: {name}, defined by a plugin. {told[:300]}"
     return f"Task: {name}" + (", defined by a plugin." if scenario else ".")
 
@@ -105,7 +125,10 @@ def _pay(config: Mapping[str, Any]) -> str:
     protocol = section(config, "protocol")
     name, learning = str(protocol.get("name", "nip" if protocol else "unknown"))[:60], section(config, "algorithm")
     if learning.get("name") == "solo":
-        return f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody is paid."
+        return (
+            f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody"
+            " is paid."
+        )
     table = _table(config) if protocol else None
     if table is None:
         known = f"defined by the protocol {name}, of a plugin" if protocol and name not in SHIPPED else "unknown"
@@ -115,10 +138,16 @@ def _pay(config: Mapping[str, Any]) -> str:
     first, *others = table.verifiers
     judged = paid(first, table)
     parts = [f"{_the(first)} is paid {judged}"]
-    parts += [f"{_the(agent)} {'the same' if pay == judged else pay}" for agent in (*others, *table.provers) if (pay := paid(agent, table))]
+    parts += [
+        f"{_the(agent)} {'the same' if pay == judged else pay}"
+        for agent in (*others, *table.provers)
+        if (pay := paid(agent, table))
+    ]
     if table.panel is not None:
         own = "its own vote" if table.panel.paid_for == "vote" else "the panel's verdict"
-        parts.append(f"each of {', '.join(table.verifiers)} is paid for {own}, and the verdict is {_RULES[table.panel.rule]}")
+        parts.append(
+            f"each of {', '.join(table.verifiers)} is paid for {own}, and the verdict is {_RULES[table.panel.rule]}"
+        )
     which = f"which of {' and '.join(table.roles)} it is"
     if not table.two_verdicts and table.roles == table.verdicts:
         which = "which verdict it argues for"
@@ -134,7 +163,8 @@ def _pay(config: Mapping[str, Any]) -> str:
 
 
 def _table(config: Mapping[str, Any]) -> Protocol | None:
-    """Who is paid for what, by the parameters that are what they should be; None where a protocol cannot be built, or is not there."""
+    """Who is paid for what, by the parameters that are what they should be; None where a protocol cannot be built, or
+    is not there."""
     given = {key: value for key, value in section(config, "protocol").items() if key not in _NOT_OF_PAY}
     if verdicts_of(config) == TWO_VERDICTS:
         given.pop("verdicts", None)
@@ -173,20 +203,33 @@ def _paid_by(agent: str, table: Protocol, payment: Payment) -> str:
     rows = payment.table(agent)
     if not table.two_verdicts:
         return _paid_by_class(agent, table, rows) + _paid_turns(agent, table, payment)
-    ((right, wrong, end), (missed, found, also)) = rows[0], rows[1]
+    (right, wrong, end), (missed, found, also) = rows[0], rows[1]
     if rows == for_being_right(right, wrong, end):
-        for_what = f"{right:g} for a correct verdict and {wrong:g} for a wrong one" if right or wrong else "nothing for a verdict"
+        for_what = (
+            f"{right:g} for a correct verdict and {wrong:g} for a wrong one"
+            if right or wrong
+            else "nothing for a verdict"
+        )
     elif rows[0] == rows[1] and 0 in (right, wrong):
         for_what = f"{right + wrong:g} for {_DECISIONS[right == 0]}, right or wrong"
     else:
-        for_what = f"{found:g} for a true acceptance, {wrong:g} for a false one, {right:g} for a true rejection, {missed:g} for a false one"
+        for_what = (
+            f"{found:g} for a true acceptance, {wrong:g} for a false one, {right:g} for a true rejection, {missed:g}"
+            " for a false one"
+        )
     if end != also or (end and rows != for_being_right(right, wrong, end)):
-        for_what += f", {end:g} for no verdict" if end == also else f", {also:g} or {end:g} for no verdict on a true or a false claim"
+        for_what += (
+            f", {end:g} for no verdict"
+            if end == also
+            else f", {also:g} or {end:g} for no verdict on a true or a false claim"
+        )
     if payment.scoring != "linear" and payment.wants_truth(agent):
         for_what += f", between them by the {'Brier' if payment.scoring == 'brier' else 'logarithmic'} score"
     for_what += _paid_turns(agent, table, payment)
     if error := payment.per_error.get(agent):
-        for_what = f"{error:g} for each unit of error in the estimates" + (f", {for_what}" if any(map(any, rows)) else "")
+        for_what = f"{error:g} for each unit of error in the estimates" + (
+            f", {for_what}" if any(map(any, rows)) else ""
+        )
     return for_what
 
 
@@ -195,7 +238,11 @@ def _paid_by_class(agent: str, table: Protocol, rows: Table) -> str:
     right, wrong, end = rows[0][0], rows[0][1], rows[0][-1]
     given = [code for code, amount in enumerate(rows[0][:-1]) if amount]
     if rows == for_being_right(right, wrong, end, len(rows)):
-        for_what = f"{right:g} for a correct verdict and {wrong:g} for a wrong one" if right or wrong else "nothing for a verdict"
+        for_what = (
+            f"{right:g} for a correct verdict and {wrong:g} for a wrong one"
+            if right or wrong
+            else "nothing for a verdict"
+        )
     elif len(given) == 1 and rows == for_verdict(given[0], rows[0][given[0]], len(rows)):
         return f"{rows[0][given[0]]:g} for {table.verdicts[given[0]]}, right or wrong"
     else:
@@ -204,7 +251,11 @@ def _paid_by_class(agent: str, table: Protocol, rows: Table) -> str:
 
 
 def _paid_turns(agent: str, table: Protocol, payment: Payment) -> str:
-    paid = ((speaker, amount) for speaker, amount in payment.turns.get(agent, {}).items() if amount and speaker not in table.verifiers)
+    paid = (
+        (speaker, amount)
+        for speaker, amount in payment.turns.get(agent, {}).items()
+        if amount and speaker not in table.verifiers
+    )
     return "".join(f", {amount:g} for each turn of {_the(speaker)}" for speaker, amount in paid)
 
 

@@ -1,9 +1,10 @@
-"""Where things lie in the pictures beside a transcript: graphs, images, points and trees, as coordinates that a template only has to place.
+"""Where things lie in the pictures beside a transcript: graphs, images, points and trees, as coordinates that a
+template only has to place.
 
 Decisions that matter here:
 - layouts are computed when the page is written, from nothing but the instance: the same run gives the same page;
-- a picture comes out of a file of others. Whatever is not shaped as it should be makes no picture; nothing here raises for it, and only
-  numbers and texts of our own get into a drawing.
+- a picture comes out of a file of others. Whatever is not shaped as it should be makes no picture; nothing here raises
+  for it, and only numbers and texts of our own get into a drawing.
 """
 
 import base64
@@ -59,7 +60,8 @@ def _graph(part: Any, index: int, size: int) -> dict[str, Any] | None:
 def laid_out(count: int, edges: Sequence[tuple[int, int]]) -> Floats:
     """(V, 2) places in the drawing: distances on paper as near as can be to distances in the graph.
 
-    Stress majorisation (Gansner, Koren, North 2004, with weights 1 / d^2), begun on a circle, so that nothing is drawn by lot.
+    Stress majorisation (Gansner, Koren, North 2004, with weights 1 / d^2), begun on a circle, so that nothing is drawn
+    by lot.
     """
     angle_V = 2 * np.pi * np.arange(count) / max(1, count)
     xy_V2 = np.stack([np.sin(angle_V), -np.cos(angle_V)], 1) * max(1.0, count / 5)
@@ -94,7 +96,8 @@ def _fitted(xy_V2: Floats) -> Floats:
 
 
 def image(picture: Record) -> dict[str, Any] | None:
-    """Of a picture of the kind "image": its PNG as a data URI, its size on the page, its class, the places of its grid by symbol."""
+    """Of a picture of the kind "image": its PNG as a data URI, its size on the page, its class, the places of its grid
+    by symbol."""
     pixels = _pixels(picture.get("pixels"))
     grid = _whole_numbers(picture.get("grid"))
     if pixels is None or not grid or len(grid) != 2 or not all(1 <= n <= 128 for n in grid):
@@ -103,7 +106,9 @@ def image(picture: Record) -> dict[str, Any] | None:
     high = round(SIDE * height / width, 1)
     cell_w, cell_h = SIDE / grid[1], high / grid[0]
     cells = [
-        {"symbol": r * grid[1] + c, "x": round(c * cell_w, 2), "y": round(r * cell_h, 2)} for r in range(grid[0]) for c in range(grid[1])
+        {"symbol": r * grid[1] + c, "x": round(c * cell_w, 2), "y": round(r * cell_h, 2)}
+        for r in range(grid[0])
+        for c in range(grid[1])
     ]
     return {
         "uri": _png(pixels),
@@ -142,7 +147,8 @@ def _png(pixels: npt.NDArray[np.uint8]) -> str:
 
 
 def positions(record: Record) -> list[dict[str, Any]] | None:
-    """Of the "positions" of an episode of Hironaka's game, one drawing each: points, axes, what the host chooses and the agent answers."""
+    """Of the "positions" of an episode of Hironaka's game, one drawing each: points, axes, what the host chooses and
+    the agent answers."""
     found = record.get("positions")
     if not isinstance(found, list) or not found:
         return None
@@ -158,14 +164,21 @@ def _position(one: Any) -> dict[str, Any] | None:
         points = np.asarray(one.get("points"), dtype=np.float64)
     except (TypeError, ValueError):
         return None
-    if points.ndim != 2 or not 1 <= len(points) <= MAX_POINTS or not 2 <= points.shape[1] <= 12 or not np.isfinite(points).all():
+    if (
+        points.ndim != 2
+        or not 1 <= len(points) <= MAX_POINTS
+        or not 2 <= points.shape[1] <= 12
+        or not np.isfinite(points).all()
+    ):
         return None
     xy_N2, axes = _flat(points)
     texts = [f"({', '.join(f'{x:g}' for x in point)})" for point in points.tolist()]
     return {
         "round": 2 * int(finite(one.get("round")) or 0),
         "count": len(points),
-        "points": [{"x": round(float(x), 1), "y": round(float(y), 1), "text": text} for (x, y), text in zip(xy_N2, texts)],
+        "points": [
+            {"x": round(float(x), 1), "y": round(float(y), 1), "text": text} for (x, y), text in zip(xy_N2, texts)
+        ],
         "listed": ", ".join(texts),
         "axes": axes,
         "choice": _coordinates(one.get("choice")),
@@ -174,8 +187,8 @@ def _position(one: Any) -> dict[str, Any] | None:
 
 
 def _flat(points_ND: Floats) -> tuple[Floats, list[tuple[float, float, float, float, str]]]:
-    """Places (N, 2) in the drawing, and the axes: (x1, y1, x2, y2, name). Two coordinates upright, three seen from a corner; more are drawn
-    like three, with all directions spread over the upper half.
+    """Places (N, 2) in the drawing, and the axes: (x1, y1, x2, y2, name). Two coordinates upright, three seen from a
+    corner; more are drawn like three, with all directions spread over the upper half.
     """
     dimension = points_ND.shape[1]
     if dimension == 2:
@@ -200,7 +213,8 @@ def _coordinates(value: Any) -> str:
 
 
 def tree(record: Record) -> dict[str, Any] | None:
-    """Of the resolution tree of an episode: places of its positions, the branches between them, and the size of the drawing."""
+    """Of the resolution tree of an episode: places of its positions, the branches between them, and the size of the
+    drawing."""
     root = record.get("tree")
     if not isinstance(root, dict):
         return None
@@ -211,7 +225,11 @@ def tree(record: Record) -> dict[str, Any] | None:
     def place(node: Mapping[str, Any], depth: int) -> float:
         nonlocal leaves, deepest
         deepest = max(deepest, depth)
-        children = [child for child in node["children"] if isinstance(child, dict)] if isinstance(node.get("children"), list) else []
+        children = (
+            [child for child in node["children"] if isinstance(child, dict)]
+            if isinstance(node.get("children"), list)
+            else []
+        )
         if depth >= 8 or len(places) + len(children) > MAX_POSITIONS:
             children = []
         below = [(place(child, depth + 1), _coordinates([child.get("axis")])) for child in children]
@@ -222,17 +240,30 @@ def tree(record: Record) -> dict[str, Any] | None:
         y = 24.0 + 62.0 * depth
         count = int(finite(node.get("count")) or 0)
         places.append(
-            {"x": round(x, 1), "y": y, "count": count, "over": node.get("over") is True, "choice": _coordinates(node.get("choice"))}
+            {
+                "x": round(x, 1),
+                "y": y,
+                "count": count,
+                "over": node.get("over") is True,
+                "choice": _coordinates(node.get("choice")),
+            }
         )
         branches.extend((round(x, 1), y, round(at, 1), y + 62.0, name) for at, name in below)
         return x
 
     place(root, 0)
-    return {"places": places, "branches": branches, "width": 20.0 + 30.0 * max(leaves, 3), "height": 62.0 * deepest + 48.0}
+    return {
+        "places": places,
+        "branches": branches,
+        "width": 20.0 + 30.0 * max(leaves, 3),
+        "height": 62.0 * deepest + 48.0,
+    }
 
 
 def _whole_numbers(value: Any) -> list[int] | None:
     """A list of whole numbers from 0 on, or None."""
-    if not isinstance(value, list | tuple) or not all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 10**9 for n in value):
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 10**9 for n in value
+    ):
         return None
     return list(value)

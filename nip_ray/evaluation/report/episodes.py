@@ -1,9 +1,11 @@
 """The transcripts as the page shows them: plain texts, places and shares that a template only has to put down.
 
 Decisions that matter here:
-- everything is written into the page when it is made, also what is hidden until somebody asks for it: the script of the page shows and
-  hides, and makes no element out of data. Without scripts all of it stands there, one episode below the other;
-- records are of others, language models among them. What is not shaped like a record is passed over, texts are cut to a length;
+- everything is written into the page when it is made, also what is hidden until somebody asks for it: the script of the
+  page shows and hides, and makes no element out of data. Without scripts all of it stands there, one episode below the
+  other;
+- records are of others, language models among them. What is not shaped like a record is passed over, texts are cut to a
+  length;
 - wrong ones come first, and pictures are drawn until they have filled their share of the page.
 """
 
@@ -34,12 +36,15 @@ def short(value: object, limit: int = 160) -> str:
 
 
 def browser(source: RunSource) -> dict[str, Any]:
-    """Everything that the template of the transcripts needs: episodes, filters with their counts, whether messages are words."""
+    """Everything that the template of the transcripts needs: episodes, filters with their counts, whether messages are
+    words."""
     ordered = sorted(source.transcripts, key=is_right)[:EPISODES_SHOWN]
     agents = colours_of(ordered)
     labels, episodes, left = label_words(source.config), [], PAGE_SHARE
     for number, record in enumerate(ordered, 1):
-        episode = shown(record, number, agents, source.pictures if left > 0 else {}, source.items, verdicts_of(source.config))
+        episode = shown(
+            record, number, agents, source.pictures if left > 0 else {}, source.items, verdicts_of(source.config)
+        )
         episode["label"] = labels.get(episode["label"], f"label {episode['label']}")
         # About how many characters the episode takes on the page.
         picture = episode["picture"]
@@ -50,7 +55,11 @@ def browser(source: RunSource) -> dict[str, Any]:
         if left < -PAGE_SHARE // 4:
             break
     judged = [episode for episode in episodes if episode["judged"]]
-    filters = [(flag, label, sum(flag in episode["flags"] for episode in judged)) for flag, label in FILTERS] if judged else []
+    filters = (
+        [(flag, label, sum(flag in episode["flags"] for episode in judged)) for flag, label in FILTERS]
+        if judged
+        else []
+    )
     return {
         "episodes": episodes,
         "filters": filters,
@@ -79,20 +88,28 @@ def shown(
     items: Mapping[str, Record],
     verdicts: Sequence[str] = TWO_VERDICTS,
 ) -> dict[str, Any]:
-    """One episode. number: on the page. agents: their colours. pictures, items: by instance, as the run's folder has them."""
+    """One episode. number: on the page. agents: their colours. pictures, items: by instance, as the run's folder has
+    them."""
     raw, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
     raw, paid = raw if isinstance(raw, list) else [], list(rewards.items()) if isinstance(rewards, dict) else []
     words = (*verdicts, VERDICTS[-1])
     verdict, label = _word(words, record.get("verdict")), _word(words, record.get("label"))
     judged, correct = "verdict" in record, record.get("correct") is True
     undecided, rejected = verdict == VERDICTS[-1], (label, verdict) == TWO_VERDICTS[::-1]
-    # by which filters it is found; fooled: a false claim was accepted, or where there are more than two verdicts any wrong one
+    # by which filters it is found; fooled: a false claim was accepted, or where there are more than two verdicts any
+    # wrong one
     marks = {"wrong": not correct, "fooled": not (correct or undecided or rejected), "undecided": undecided}
     rounds = []
-    for place, one in enumerate(raw[:ROUNDS_SHOWN]):  # place: through which the page steps; its number, but from 1 on, is what is shown
+    # place: through which the page steps; its number, but from 1 on, is what is shown
+    for place, one in enumerate(raw[:ROUNDS_SHOWN]):
         if isinstance(one, dict):
-            turns, counted = [_turn(turn, agents, verdicts) for turn in _raw_turns([one])[:TURNS_SHOWN]], one.get("round", place)
-            rounds.append({"place": place, "name": short(counted + 1 if type(counted) is int else counted, 10), "turns": turns})
+            turns, counted = (
+                [_turn(turn, agents, verdicts) for turn in _raw_turns([one])[:TURNS_SHOWN]],
+                one.get("round", place),
+            )
+            rounds.append(
+                {"place": place, "name": short(counted + 1 if type(counted) is int else counted, 10), "turns": turns}
+            )
     picture = _picture(record, pictures, rounds)
     channels = list(dict.fromkeys(turn["channel"] for one in rounds for turn in one["turns"] if turn["channel"]))
     return {
@@ -117,13 +134,16 @@ def shown(
 
 
 def _item(item: Record | None) -> list[tuple[str, str]]:
-    """(what it is, text) of the item that a dialogue of language agents is about, numbers and lists as JSON; of a program, the problem and
-    the program alone.
+    """(what it is, text) of the item that a dialogue of language agents is about, numbers and lists as JSON; of a
+    program, the problem and the program alone.
     """
     given = {name: value for name, value in (item or {}).items() if name not in _BESIDE}
     if item is not None and "solution" in item:
         given = {"problem": item.get("question"), "program": item["solution"]}
-    texts = {name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for name, value in given.items()}
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in given.items()
+    }
     return [(name, short(text, TEXT_SHOWN)) for name, text in texts.items()]
 
 
@@ -153,7 +173,8 @@ def _turn(turn: Record, agents: Mapping[str, int], verdicts: Sequence[str]) -> d
 
 
 def _chances(turn: Record, verdicts: Sequence[str]) -> list[tuple[str, float, float, str]]:
-    """(decision, where its bar begins, how long it is, in words) in per cent; of language models what they gave acceptance."""
+    """(decision, where its bar begins, how long it is, in words) in per cent; of language models what they gave
+    acceptance."""
     given = turn.get("probabilities")
     if isinstance(given, dict):
         found = [(name, finite(given.get(name))) for name in (*verdicts, DECISIONS[-1])]
@@ -172,11 +193,14 @@ def _chances(turn: Record, verdicts: Sequence[str]) -> list[tuple[str, float, fl
 
 
 def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What is drawn beside an episode, with the marks of what was named in which round by whom. Fills in the turns' messages in words."""
+    """What is drawn beside an episode, with the marks of what was named in which round by whom. Fills in the turns'
+    messages in words."""
     frames = drawings.positions(record)
     if frames is not None:
         # Coordinates for symbols: the host's choice in a frame's round, and the agent's answer in the next.
-        words = {frame["round"]: frame["choice"] for frame in frames} | {frame["round"] + 1: frame["axis"] for frame in frames}
+        words = {frame["round"]: frame["choice"] for frame in frames} | {
+            frame["round"] + 1: frame["axis"] for frame in frames
+        }
         for one in rounds:
             for turn in one["turns"]:
                 turn["message"] = words.get(one["place"]) or turn["message"]
@@ -186,20 +210,30 @@ def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[s
     if known is None:
         return None
     if known.get("kind") == "graphs" and (parts := drawings.graphs(known)) is not None:
-        places = {node["symbol"]: (i, node, f"{part['name']}{node['number']}") for i, part in enumerate(parts) for node in part["nodes"]}
+        places = {
+            node["symbol"]: (i, node, f"{part['name']}{node['number']}")
+            for i, part in enumerate(parts)
+            for node in part["nodes"]
+        }
         for i, node, mark in _marks(places, rounds):
             parts[i].setdefault("marks", []).append({**mark, "x": node["x"], "y": node["y"]})
         return {"kind": "graphs", "parts": parts}
     if known.get("kind") == "image" and (drawn := drawings.image(known)) is not None:
         columns = drawn["columns"]
-        places = {c["symbol"]: (0, c, f"row {c['symbol'] // columns + 1}, column {c['symbol'] % columns + 1}") for c in drawn["cells"]}
+        places = {
+            c["symbol"]: (0, c, f"row {c['symbol'] // columns + 1}, column {c['symbol'] % columns + 1}")
+            for c in drawn["cells"]
+        }
         marks = [{**mark, "x": cell["x"], "y": cell["y"]} for _, cell, mark in _marks(places, rounds)]
         return {"kind": "image", **drawn, "marks": marks}
     return None
 
 
-def _marks(places: Mapping[int, tuple[int, Record, str]], rounds: list[dict[str, Any]]) -> list[tuple[int, Record, dict[str, Any]]]:
-    """(part, what was named, mark) for all that was named. How often it was named before makes a mark wider, so that all are seen."""
+def _marks(
+    places: Mapping[int, tuple[int, Record, str]], rounds: list[dict[str, Any]]
+) -> list[tuple[int, Record, dict[str, Any]]]:
+    """(part, what was named, mark) for all that was named. How often it was named before makes a mark wider, so that
+    all are seen."""
     marks, often = [], dict.fromkeys(places, 0)
     for one in rounds:
         for turn in one["turns"]:
@@ -207,7 +241,16 @@ def _marks(places: Mapping[int, tuple[int, Record, str]], rounds: list[dict[str,
             for symbol in named:
                 part, item, _ = places[symbol]
                 marks.append(
-                    (part, item, {"round": one["place"], "colour": turn["colour"], "agent": turn["agent"], "wider": often[symbol]})
+                    (
+                        part,
+                        item,
+                        {
+                            "round": one["place"],
+                            "colour": turn["colour"],
+                            "agent": turn["agent"],
+                            "wider": often[symbol],
+                        },
+                    )
                 )
                 often[symbol] += 1
             if named and len(named) == len(turn["symbols"]):

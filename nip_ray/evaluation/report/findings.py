@@ -1,4 +1,5 @@
-"""What a run proved, in plain sentences: held-out accuracy against chance and what a verifier learns alone, and what an attack came to."""
+"""What a run proved, in plain sentences: held-out accuracy against chance and what a verifier learns alone, and what an
+attack came to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +9,16 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.describe import section, verdicts_of
 from nip_ray.evaluation.report.panels import agents, deciders
-from nip_ray.evaluation.report.source import EXACT, Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
+from nip_ray.evaluation.report.source import (
+    EXACT,
+    Figure,
+    RunSource,
+    figure_of,
+    finite,
+    interval_words,
+    percent_words,
+    sure_words,
+)
 from nip_ray.evaluation.report.trust import (
     attackers,
     attacking_agents,
@@ -26,11 +36,12 @@ _SOLVED = 0.99  # there is nothing left to learn
 
 @dataclass(frozen=True)
 class Findings:
-    """sentence: the headline. shown, not_shown: one sentence each. accuracy: the figure it rests on, None without an evaluation.
+    """sentence: the headline. shown, not_shown: one sentence each. accuracy: the figure it rests on, None without an
+    evaluation.
 
-    chance: accuracy of the best constant answer on the split. baseline: of the best verifier without a prover, None where it was not
-    computed. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse than chance, else "plain". learned:
-    whether the accuracy is above these, or was not measured.
+    chance: accuracy of the best constant answer on the split. baseline: of the best verifier without a prover, None
+    where it was not computed. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse
+    than chance, else "plain". learned: whether the accuracy is above these, or was not measured.
     """
 
     sentence: str
@@ -44,8 +55,8 @@ class Findings:
 
 
 def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
-    """A figure of the last evaluation, on instances that were not trained with where these are told apart. mode: of `MODES`;
-    name: a key without prefix."""
+    """A figure of the last evaluation, on instances that were not trained with where these are told apart. mode: of
+    `MODES`; name: a key without prefix."""
     table = source.told(mode)
     if isinstance(table, dict):
         return figure_of(table.get(name))
@@ -58,16 +69,21 @@ def find(source: RunSource) -> Findings:
     """The findings of a run."""
     chance, baseline = _chance(source), solo_baseline(source)
     seeds = "Other seeds: this is one run."
-    if agents(source.rows) and not any("/verifier/accuracy" in key for row in source.rows for key in row):  # a game without a verifier
+    # a game without a verifier
+    if agents(source.rows) and not any("/verifier/accuracy" in key for row in source.rows for key in row):
         return Findings(_game_sentence(source), [], [seeds], None, chance, None, "plain")
     mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
-    attacked, broken, not_tried = _attacked(source, None if mode is None else held_out(source, mode, "verifier/completeness"))
+    attacked, broken, not_tried = _attacked(
+        source, None if mode is None else held_out(source, mode, "verifier/completeness")
+    )
     if mode is None:
         sentence = "No evaluation was made."
         if trained := [row["train/verifier/accuracy"] for row in source.rows if "train/verifier/accuracy" in row][-20:]:
             span = "in the last iteration" if len(trained) == 1 else f"over the last {len(trained)} iterations"
             right = percent_words(sum(trained) / len(trained))
-            sentence += f" In training the verifier decided {right} correctly {span}; that says nothing of other instances."
+            sentence += (
+                f" In training the verifier decided {right} correctly {span}; that says nothing of other instances."
+            )
         not_shown = ["Anything about instances that it was not trained with.", *broken, *not_tried, seeds]
         return Findings(sentence, attacked, not_shown, None, chance, baseline, "plain")
     accuracy = held_out(source, mode, "verifier/accuracy")
@@ -81,10 +97,14 @@ def find(source: RunSource) -> Findings:
     if (failed := not_learned(source, accuracy, chance, baseline)) is not None:
         sentence = f"{failed} {sentence}"
     if (error := soundness_error(source)) is not None:
-        sentence += f" {_whoever(source)} {percent_words(error.estimate)} of false claims are accepted{sure_words(error)}."
-        if (lost := completeness_error(source)) is not None:  # half of the worst case where provers want different verdicts
+        sentence += (
+            f" {_whoever(source)} {percent_words(error.estimate)} of false claims are accepted{sure_words(error)}."
+        )
+        # half of the worst case where provers want different verdicts
+        if (lost := completeness_error(source)) is not None:
             sentence += (
-                f" When a prover attacks the true claims, {percent_words(lost.estimate)} of them are not accepted{sure_words(lost)}."
+                f" When a prover attacks the true claims, {percent_words(lost.estimate)} of them are not"
+                f" accepted{sure_words(lost)}."
             )
     return Findings(
         sentence,
@@ -99,7 +119,8 @@ def find(source: RunSource) -> Findings:
 
 
 def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> str | None:
-    """That the verifier is no better than without a prover (or than chance, where that is unknown), and what to try; None where it is."""
+    """That the verifier is no better than without a prover (or than chance, where that is unknown), and what to try;
+    None where it is."""
     alone = agents(source.rows) == ["verifier"]
     marks: dict[str, float | Figure] = {f"chance ({percent_words(chance)})": chance}
     if baseline is not None and not alone:
@@ -110,17 +131,23 @@ def not_learned(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
         return None
     config, rule = source.config, section(source.config, "algorithm")
     annealed = rule.get("anneal_lr") or (config.get("search") or {}).get("last_share") is not None
-    how_to = "--set iterations=N" if annealed else "nip-ray resume RUN_DIR --iterations N"  # which an annealed run refuses
+    # which an annealed run refuses
+    how_to = "--set iterations=N" if annealed else "nip-ray resume RUN_DIR --iterations N"
     attempts = ["another seed (--seed)", f"more iterations ({how_to})"]
     if not alone and rule.get("name") in ("ppo", "reinforce"):
         recipe = ["search: {}"] if config.get("search") is None and _can_search(config) else []
-        recipe += ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
+        recipe += (
+            ["algorithm.verdict_gradient: expected"] if rule.get("verdict_gradient", "sampled") == "sampled" else []
+        )
         attempts = [" and ".join(recipe), *attempts] if recipe else attempts
     how = "is below" if found[failed] == "below" else "is not shown to be above"
     sentence = f"This run did not learn: its verifier {how} {failed}; try {', '.join(attempts[:-1])} or {attempts[-1]}."
     searched = held_out(source, "searched", "verifier/accuracy")
     if searched is not None and all(searched.against(level) == "above" for level in marks.values()):
-        sentence += f" Against provers that search it is right on {percent_words(searched.estimate)}: their networks lag behind."
+        sentence += (
+            f" Against provers that search it is right on {percent_words(searched.estimate)}: their networks lag"
+            " behind."
+        )
     return sentence
 
 
@@ -145,8 +172,11 @@ def solo_baseline(source: RunSource) -> Figure | None:
 
 
 def baseline_by(source: RunSource) -> str:
-    """Who reached that baseline: the fitted classifier unless the evaluation says otherwise, as it does once the run has ended."""
-    return "verifier trained alone" if source.told("solo_baseline_by") == "verifier trained alone" else "fitted classifier"
+    """Who reached that baseline: the fitted classifier unless the evaluation says otherwise, as it does once the run
+    has ended."""
+    return (
+        "verifier trained alone" if source.told("solo_baseline_by") == "verifier trained alone" else "fitted classifier"
+    )
 
 
 def exact_figures(source: RunSource) -> dict[str, float]:
@@ -164,7 +194,9 @@ def played_figures(source: RunSource) -> dict[str, Figure]:
 def _game_sentence(source: RunSource) -> str:
     exact = {name: value for name, value in exact_figures(source).items() if name.count("/") < 2}
     if exact:
-        return f"Computed exactly from the policies: {', '.join(f'{name} {value:.3g}' for name, value in exact.items())}."
+        return (
+            f"Computed exactly from the policies: {', '.join(f'{name} {value:.3g}' for name, value in exact.items())}."
+        )
     for mode in reversed(MODES):  # sampled play first: policies may be meant to be mixed
         paid = [(agent, held_out(source, mode, f"{agent}/return")) for agent in agents(source.rows)]
         said = [f"{agent} {figure.estimate:.3g}" for agent, figure in paid if figure is not None]
@@ -186,8 +218,8 @@ def _chance(source: RunSource) -> float:
 
 
 def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str], list[str], list[str]]:
-    """(what an attack shows, what it denies, what was not tried). Soundness counts as shown from a threshold on that the config states;
-    completeness stands beside it, since a verifier that accepts nothing is sound."""
+    """(what an attack shows, what it denies, what was not tried). Soundness counts as shown from a threshold on that
+    the config states; completeness stands beside it, since a verifier that accepts nothing is sound."""
     error = soundness_error(source)
     if error is None:
         return [], [], ["Soundness against other provers than those of this run: not computed, no attack was made."]
@@ -204,7 +236,11 @@ def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str]
             measured += f" On the evaluated instances another did better ({better[0]}): {wrong}."
         claims = shown if error.upper is not None and error.upper <= most else broken
         claims.append(f"Soundness error at most {100 * most:g}\u00a0%: {measured}")
-    return shown, broken, [] if exhaustive else ["Soundness against attackers that were not tried: a stronger one may exist."]
+    return (
+        shown,
+        broken,
+        [] if exhaustive else ["Soundness against attackers that were not tried: a stronger one may exist."],
+    )
 
 
 def _whoever(source: RunSource) -> str:
@@ -212,17 +248,31 @@ def _whoever(source: RunSource) -> str:
     if every_message(source, "soundness") is not None:
         lying = attacking_agents(source, "soundness")
         honest = set(agents(source.rows)) - {"verifier", *deciders(source.rows), *lying}
-        return f"Over all possible messages of {' and '.join(lying)}," if lying and honest else "Over all possible prover messages,"
+        return (
+            f"Over all possible messages of {' and '.join(lying)},"
+            if lying and honest
+            else "Over all possible prover messages,"
+        )
     if len(verdicts_of(source.config)) > 2:
         return "Against the attackers that did best on training instances, one for each verdict,"
     count = len(attackers(source, "soundness"))
-    return "Against an attacker," if count < 2 else f"Against the attacker (of {count}) that did best on training instances,"
+    return (
+        "Against an attacker,"
+        if count < 2
+        else f"Against the attacker (of {count}) that did best on training instances,"
+    )
 
 
-def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> tuple[list[str], list[str], str]:
-    """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, and with its messages silenced."""
+def _claims(
+    source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None
+) -> tuple[list[str], list[str], str]:
+    """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, and with its messages
+    silenced."""
     apart, alone = is_held_out(source), agents(source.rows) == ["verifier"]
-    shown, not_shown = [], [] if apart else ["Anything about instances that it was not trained with: none was evaluated."]
+    shown, not_shown = (
+        [],
+        [] if apart else ["Anything about instances that it was not trained with: none was evaluated."],
+    )
 
     def claim(words: str, holds: bool) -> None:
         (shown if holds else not_shown).append(words if holds else f"That {words[0].lower()}{words[1:]}")
@@ -233,7 +283,10 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
     if alone:
         bound = finite(source.told("wl_bound"))
         if bound is not None and accuracy.against(bound) == "above":
-            leak = f"It is right more often than its message-passing layers allow ({percent_words(bound)}): something leaks."
+            leak = (
+                f"It is right more often than its message-passing layers allow ({percent_words(bound)}): something"
+                " leaks."
+            )
             return [*shown, leak], not_shown, "bad"
         return shown, not_shown, tone
     if baseline is not None:
@@ -244,23 +297,33 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
         not_shown.append("That it decides better than without a prover: no such baseline was computed.")
     lost = figure_of(section(source.part("message_value"), "silenced").get("lost"))
     if lost is not None:
-        # One trained to listen can do worse in silence than one that never heard anybody: without a better accuracy than that of a verifier
-        # alone a loss shows that it relies on messages, not that they help.
+        # One trained to listen can do worse in silence than one that never heard anybody: without a better accuracy
+        # than that of a verifier alone a loss shows that it relies on messages, not that they help.
         helps = baseline is not None and accuracy.against(baseline) == "above"
         told = "Messages make it decide better" if helps else "It relies on messages, whether or not they help"
-        claim(f"{told}: silenced, it loses {100 * lost.estimate:.1f} points{sure_words(lost)}.", lost.against(0) == "above")
+        claim(
+            f"{told}: silenced, it loses {100 * lost.estimate:.1f} points{sure_words(lost)}.",
+            lost.against(0) == "above",
+        )
     return shown, not_shown, tone
 
 
 def _comparison(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> str:
-    words = {"above": "above", "below": "below", "beside": "not distinguishable from" if accuracy.lower is not None else "beside"}
+    words = {
+        "above": "above",
+        "below": "below",
+        "beside": "not distinguishable from" if accuracy.lower is not None else "beside",
+    }
     first = accuracy.against(chance)
     text = f"{words[first]} chance ({percent_words(chance)})"
     if baseline is None or abs(baseline.estimate - chance) < 1e-9:
         return text
     second = accuracy.against(baseline)
     joint = "but" if first == "above" and second != "above" else "and"
-    return f"{text} {joint} {words[second]} the {percent_words(baseline.estimate)} measured without a prover ({baseline_by(source)})"
+    return (
+        f"{text} {joint} {words[second]} the {percent_words(baseline.estimate)} measured without a prover"
+        f" ({baseline_by(source)})"
+    )
 
 
 def _instances(source: RunSource, accuracy: Figure) -> str:
@@ -270,4 +333,6 @@ def _instances(source: RunSource, accuracy: Figure) -> str:
         return f"{number or 'the '}instances, on which it was trained too,"
     overlap = finite(source.evaluation.get("overlap"))
     left_out = f" (and {overlap:,.0f} that it was trained with left out)" if overlap else ""
-    return f"{number}held-out instances{left_out}" + (f" ({split[:40]})" if isinstance(split, str) and split != "test" else "")
+    return f"{number}held-out instances{left_out}" + (
+        f" ({split[:40]})" if isinstance(split, str) and split != "test" else ""
+    )

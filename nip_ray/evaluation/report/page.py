@@ -1,11 +1,13 @@
-"""Templates become pages: self-contained, with a content security policy that knows the page's own style and script by their hashes.
+"""Templates become pages: self-contained, with a content security policy that knows the page's own style and script by
+their hashes.
 
 Decisions that matter here:
-- no `unsafe-inline`: what is not our script does not run, and what is not our style sheet (a style attribute, for one) is not obeyed,
-  even if a text should ever get out of its escaping. So the templates use classes and presentation attributes of SVG only;
+- no `unsafe-inline`: what is not our script does not run, and what is not our style sheet (a style attribute, for one)
+  is not obeyed, even if a text should ever get out of its escaping. So the templates use classes and presentation
+  attributes of SVG only;
 - jinja2 escapes every variable; the only texts put in raw are the files of this package;
-- in every variable, characters that would turn the direction of writing, or cannot be seen, are spelled out: names and configs are of
-  strangers as much as messages are.
+- in every variable, characters that would turn the direction of writing, or cannot be seen, are spelled out: names and
+  configs are of strangers as much as messages are.
 """
 
 import base64
@@ -26,11 +28,12 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page of `sections`: facts, a table, a heat map, curves, files that open with a click, and a note on these.
+    """A part of a page of `sections`: facts, a table, a heat map, curves, files that open with a click, and a note on
+    these.
 
-    rows: cells below `head`, each a text, a pair (figure, interval), or a list of (text, address or ""). figures: whether all columns but
-    the first hold figures. ranked: whether the first row is the best. code: whether the first column holds keys. heat: of `heat_map`.
-    curves: of `curves.drawn`. files: (name, text).
+    rows: cells below `head`, each a text, a pair (figure, interval), or a list of (text, address or ""). figures:
+    whether all columns but the first hold figures. ranked: whether the first row is the best. code: whether the first
+    column holds keys. heat: of `heat_map`. curves: of `curves.drawn`. files: (name, text).
     """
 
     title: str
@@ -65,24 +68,45 @@ def sections(
 ) -> str:
     """A page of a headline and sections, of which those that are empty are left out.
 
-    about: further paragraphs of the headline, each a text or a list of (text, address or ""). notes: what is missing. live: see
-    `nip_ray.evaluation.report.report_page`.
+    about: further paragraphs of the headline, each a text or a list of (text, address or ""). notes: what is missing.
+    live: see `nip_ray.evaluation.report.report_page`.
     """
-    told = {"title": title, "sentence": sentence, "about": about, "tone": tone, "notes": notes, "footer": footer, "live": live}
+    told = {
+        "title": title,
+        "sentence": sentence,
+        "about": about,
+        "tone": tone,
+        "notes": notes,
+        "footer": footer,
+        "live": live,
+    }
     shown = [section for section in made if not section.empty]
     scripts = ("watch.js",) if live else ()
     return rendered("sections.html.j2", scripts=scripts, connect=bool(live), kind=kind, sections=shown, **told)
 
 
-def rendered(template: str, *, scripts: tuple[str, ...] = (), styles: tuple[str, ...] = (), connect: bool = False, **variables: Any) -> str:
-    """The page of `template`, which may extend page.html.j2. scripts, styles: files of `TEMPLATES` that it carries, the styles behind the
-    sheet that all pages have. connect: may ask its own server. variables: of the template, all escaped.
+def rendered(
+    template: str,
+    *,
+    scripts: tuple[str, ...] = (),
+    styles: tuple[str, ...] = (),
+    connect: bool = False,
+    **variables: Any,
+) -> str:
+    """The page of `template`, which may extend page.html.j2. scripts, styles: files of `TEMPLATES` that it carries, the
+    styles behind the sheet that all pages have. connect: may ask its own server. variables: of the template, all
+    escaped.
     """
     from markupsafe import Markup  # here, not above: training imports this room, and must not wait for it
 
     style = "".join(_file(name) for name in ("style.css", *styles))
     script = "".join(_file(name) for name in scripts)
-    own = {"style": Markup(style), "script": Markup(script), "policy": Markup(policy(style, script, connect)), "connect": connect}
+    own = {
+        "style": Markup(style),
+        "script": Markup(script),
+        "policy": Markup(policy(style, script, connect)),
+        "connect": connect,
+    }
     return _environment().get_template(template).render(**variables, **own)
 
 
@@ -97,7 +121,12 @@ def _environment() -> "Environment":
 
     loader = FileSystemLoader(TEMPLATES)
     return Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=spelled_out
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=spelled_out,
     )
 
 

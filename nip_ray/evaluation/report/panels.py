@@ -1,4 +1,5 @@
-"""Which learning curves there are: the rows of metrics.jsonl as panels of series. What they look like is a matter of `curves`."""
+"""Which learning curves there are: the rows of metrics.jsonl as panels of series. What they look like is a matter of
+`curves`."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,8 @@ MAX_POINTS = 500  # per series: about one a pixel
 MAX_GROUPS = 8  # values of one group that a panel tells apart
 MAX_AGENTS = 8
 PALETTE = ("#1668c4", "#b34a00", "#08714f", "#8d3aa0", "#746300", "#b3304c", "#3d3d99", "#5d646d")
-"""Colours by number: `--a0` to `--a7` of the style sheet. They differ in lightness too, for readers who tell few hues apart."""
+"""Colours by number: `--a0` to `--a7` of the style sheet. They differ in lightness too, for readers who tell few hues
+apart."""
 _OF_AGENTS = {
     **dict.fromkeys(("verifier", "host", "player0"), 0),
     **dict.fromkeys(("prover", "prover0", "agent", "player1"), 1),
@@ -32,7 +34,8 @@ _OF_AGENTS = {
 
 @dataclass(frozen=True)
 class Series:
-    """Values y_N over iterations x_N. colour: index into the palette. A series without a label is not named in the legend.
+    """Values y_N over iterations x_N. colour: index into the palette. A series without a label is not named in the
+    legend.
 
     spread: lower and upper ends (N,) of a band around the values.
     """
@@ -66,9 +69,13 @@ class Panel:
 def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_out: bool = True) -> list[Panel]:
     """The panels that have something to show: what never changes is no curve.
 
-    chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations are.
+    chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations
+    are.
     """
-    lengths = [*_trained(rows, "train/episode_length", "training", 0), *_examined(rows, "episode_length", "held-out", 1)]
+    lengths = [
+        *_trained(rows, "train/episode_length", "training", 0),
+        *_examined(rows, "episode_length", "held-out", 1),
+    ]
     made = [
         _accuracy(rows, chance, baseline),
         _both_sides(rows),
@@ -78,10 +85,15 @@ def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_
         _returns(rows),
         *_exact(rows),
     ]
-    made = [panel for panel in [*made, _entropies(rows), _times(rows)] if panel.series and (panel.marks or varies(panel))]
+    made = [
+        panel for panel in [*made, _entropies(rows), _times(rows)] if panel.series and (panel.marks or varies(panel))
+    ]
     if held_out:
         return made
-    return [replace(one, series=[replace(s, label=s.label.replace("held-out", "evaluation")) for s in one.series]) for one in made]
+    return [
+        replace(one, series=[replace(s, label=s.label.replace("held-out", "evaluation")) for s in one.series])
+        for one in made
+    ]
 
 
 def varies(panel: Panel) -> bool:
@@ -91,7 +103,9 @@ def varies(panel: Panel) -> bool:
 
 def agents(rows: Sequence[Row]) -> list[str]:
     """The agents that metrics name, the verifier first."""
-    names = {found[1] for row in (rows[0], rows[-1]) for key in row if (found := re.fullmatch(r"train/(.+)/return", key))}
+    names = {
+        found[1] for row in (rows[0], rows[-1]) for key in row if (found := re.fullmatch(r"train/(.+)/return", key))
+    }
     return sorted(names, key=lambda name: (name != "verifier", name))[:MAX_AGENTS]
 
 
@@ -102,7 +116,8 @@ def deciders(rows: Sequence[Row]) -> list[str]:
 
 
 def agent_colours(names: Iterable[str]) -> dict[str, int]:
-    """Agent -> number of its colour, the same on every page: the agents that ship have their own, others follow in alphabetical order."""
+    """Agent -> number of its colour, the same on every page: the agents that ship have their own, others follow in
+    alphabetical order."""
     ordered = sorted(set(names))
     colours = {name: _OF_AGENTS[name] for name in ordered if name in _OF_AGENTS}
     free = [i for i in range(len(PALETTE)) if i not in colours.values()]
@@ -132,7 +147,9 @@ def _both_sides(rows: Sequence[Row]) -> Panel:
         series += _trained(rows, f"train/verifier/{name}", f"{name}, training", colour, raw=False)
         series += _examined(rows, f"verifier/{name}", f"{name}, held-out", colour, modes=("eval",))
     series += _trained(rows, "train/verifier/undecided", "undecided, training", 5, raw=False)
-    return Panel("completeness_soundness", "Completeness and soundness", "share of episodes", series, _even(rows), (-0.03, 1.03))
+    return Panel(
+        "completeness_soundness", "Completeness and soundness", "share of episodes", series, _even(rows), (-0.03, 1.03)
+    )
 
 
 def _even(rows: Sequence[Row]) -> list[tuple[str, float]]:
@@ -142,19 +159,26 @@ def _even(rows: Sequence[Row]) -> list[tuple[str, float]]:
 
 
 def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
-    """Iterations (N,) that were evaluated, and of each the shares of episodes won by the wrong side, and judged rightly.
+    """Iterations (N,) that were evaluated, and of each the shares of episodes won by the wrong side, and judged
+    rightly.
 
-    The wrong side wins where the verdict is not the label; an undecided episode is won by nobody. Empty without provers.
+    The wrong side wins where the verdict is not the label; an undecided episode is won by nobody. Empty without
+    provers.
     """
-    mode = next((mode for mode in ("eval", "eval_sampled") if any(f"{mode}/verifier/accuracy" in row for row in rows)), "")
+    mode = next(
+        (mode for mode in ("eval", "eval_sampled") if any(f"{mode}/verifier/accuracy" in row for row in rows)), ""
+    )
     keys = [f"{mode}/verifier/{name}" for name in ("accuracy", "undecided")]
     found = [(row["iteration"], *(row[key] for key in keys)) for row in rows if all(key in row for key in keys)]
-    x_N, right_N, undecided_N = np.array([] if agents(rows) == ["verifier"] else found, dtype=np.float64).reshape(-1, 3).T
+    x_N, right_N, undecided_N = (
+        np.array([] if agents(rows) == ["verifier"] else found, dtype=np.float64).reshape(-1, 3).T
+    )
     return x_N, np.maximum(0.0, 1 - right_N - undecided_N), right_N
 
 
 def slope_words(found: Mean) -> str:
-    """A slope per iteration as points per 100 iterations, with its interval; empty where it has none, as of two or three evaluations."""
+    """A slope per iteration as points per 100 iterations, with its interval; empty where it has none, as of two or
+    three evaluations."""
     if found.estimate is None or found.lower is None or found.upper is None:
         return ""
     return f"{1e4 * found.estimate:+.3g} points / 100 iterations ({1e4 * found.lower:.3g} to {1e4 * found.upper:.3g})"
@@ -165,19 +189,29 @@ def _hacking(rows: Sequence[Row]) -> Panel:
     x_N, wrong_N, right_N = wrong_side(rows)
     trend, series = slope(x_N, wrong_N), []
     if len(x_N) > 2 and trend.estimate is not None:
-        series += [Series("accuracy, held-out", x_N, right_N, 0, "marked"), Series("wrong side wins", x_N, wrong_N, 1, "marked")]
+        series += [
+            Series("accuracy, held-out", x_N, right_N, 0, "marked"),
+            Series("wrong side wins", x_N, wrong_N, 1, "marked"),
+        ]
         if words := slope_words(trend):
             line_N = wrong_N.mean() + trend.estimate * (x_N - x_N.mean())
             series += [Series(words, x_N, line_N, 1, "dashed")]
     return Panel(
-        "judge_hacking", "Wins of the wrong side, and their trend", "share of episodes", list(map(_thinned, series)), (), (-0.03, 1.03)
+        "judge_hacking",
+        "Wins of the wrong side, and their trend",
+        "share of episodes",
+        list(map(_thinned, series)),
+        (),
+        (-0.03, 1.03),
     )
 
 
 def _groups(rows: Sequence[Row]) -> list[Panel]:
     """Accuracy by group: held-out where it was evaluated more than once, else in training."""
     made = []
-    for group, values in sorted(group_values({key for row in rows for key in row if "/verifier/accuracy/" in key}).items()):
+    for group, values in sorted(
+        group_values({key for row in rows for key in row if "/verifier/accuracy/" in key}).items()
+    ):
         series: list[Series] = []
         for colour, value in enumerate(values[:MAX_GROUPS]):
             key = f"verifier/accuracy/{group}={value}"
@@ -223,7 +257,10 @@ def _exact(rows: Sequence[Row]) -> list[Panel]:
     distances: list[Series] = []
     for colour, name in enumerate(("exploitability", "distance_to_nash")):
         distances += _examined(rows, name, name.replace("_", " "), colour, modes=("eval",))
-    return [Panel("values", "Exact values", "reward", values), Panel("equilibrium", "Distance from equilibrium", "exact", distances)]
+    return [
+        Panel("values", "Exact values", "reward", values),
+        Panel("equilibrium", "Distance from equilibrium", "exact", distances),
+    ]
 
 
 def _entropies(rows: Sequence[Row]) -> Panel:
@@ -232,12 +269,15 @@ def _entropies(rows: Sequence[Row]) -> Panel:
         series += _trained(rows, f"learn/{agent}/entropy", agent, colour, raw=False)
         x_N, y_N = _values(rows, f"learn/{agent}/decision_entropy")
         if len(x_N) and bool((y_N > 0).any()):
-            series.append(_thinned(Series(f"{agent}, decision alone", x_N, smooth(y_N, _window(x_N)), colour, "dashed")))
+            series.append(
+                _thinned(Series(f"{agent}, decision alone", x_N, smooth(y_N, _window(x_N)), colour, "dashed"))
+            )
     return Panel("entropies", "Entropies", "nats per turn", series)
 
 
 def _times(rows: Sequence[Row]) -> Panel:
-    """Stacked: playing, learning, the rest of an iteration. Evaluations and checkpoints, which come now and then, are no part of it."""
+    """Stacked: playing, learning, the rest of an iteration. Evaluations and checkpoints, which come now and then, are
+    no part of it."""
     timed = [row for row in rows if {"time/sample_s", "time/learn_s"} <= row.keys()]
     sample, learn = (np.array([row[f"time/{name}_s"] for row in timed]) for name in ("sample", "learn"))
     whole = np.array([row.get("time/iteration_s", 0.0) for row in timed])
@@ -258,7 +298,9 @@ def _trained(rows: Sequence[Row], key: str, label: str, colour: int, raw: bool =
     return [_thinned(Series("", x_N, y_N, colour, "faint")), line] if raw and window > 1 else [line]
 
 
-def _examined(rows: Sequence[Row], key: str, label: str, colour: int, modes: Sequence[str] = ("eval", "eval_sampled")) -> list[Series]:
+def _examined(
+    rows: Sequence[Row], key: str, label: str, colour: int, modes: Sequence[str] = ("eval", "eval_sampled")
+) -> list[Series]:
     """A held-out figure: greedy as marked points, sampled dashed in the next colour."""
     made = []
     for i, mode in enumerate(modes):

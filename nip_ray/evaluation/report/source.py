@@ -1,7 +1,7 @@
 """What a report reads of a run folder.
 
-Unlike `RunFolder`, which refuses what is damaged, this reads whatever it can and notes the rest: a run that was killed, or whose
-disk filled up, deserves a report too.
+Unlike `RunFolder`, which refuses what is damaged, this reads whatever it can and notes the rest: a run that was killed,
+or whose disk filled up, deserves a report too.
 """
 
 import json
@@ -33,10 +33,11 @@ class RunSource:
     """The readable part of a run folder.
 
     rows: the finite numbers of each iteration, in order, the newest row where an iteration was repeated after a resume.
-    config_text, environment: what the page shows; config: the same config parsed. evaluation: evaluation.json, {} without one.
-    transcripts: records of `transcripts_name`, the newest file. unreadable: a newer file of which nothing can be read, else "".
-    pictures: instance -> what is drawn of it. items: instance -> problem and program of code validation. cross_play: cross_play.json, {}
-    without one. pretraining: pretraining.json, {} without one. notes: what was missing or damaged, one sentence each.
+    config_text, environment: what the page shows; config: the same config parsed. evaluation: evaluation.json, {}
+    without one. transcripts: records of `transcripts_name`, the newest file. unreadable: a newer file of which nothing
+    can be read, else "". pictures: instance -> what is drawn of it. items: instance -> problem and program of code
+    validation. cross_play: cross_play.json, {} without one. pretraining: pretraining.json, {} without one. notes: what
+    was missing or damaged, one sentence each.
     """
 
     run_dir: Path
@@ -55,7 +56,8 @@ class RunSource:
     notes: list[str]
 
     def told(self, part: str) -> Any:
-        """A part of evaluation.json: of the instances that were not trained with, where it tells them apart; None where it is missing."""
+        """A part of evaluation.json: of the instances that were not trained with, where it tells them apart; None where
+        it is missing."""
         unseen = self.evaluation.get("unseen")
         return unseen[part] if isinstance(unseen, dict) and part in unseen else self.evaluation.get(part)
 
@@ -81,7 +83,11 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
         records, name, unreadable = _newest_transcripts(run_dir / "transcripts", notes)
     else:
         try:
-            records, name, unreadable = RunFolder(run_dir, None).read_transcripts(transcripts), f"{transcripts}.jsonl", ""
+            records, name, unreadable = (
+                RunFolder(run_dir, None).read_transcripts(transcripts),
+                f"{transcripts}.jsonl",
+                "",
+            )
         except ValueError as error:
             raise UserError(f"--transcripts: {error}") from None
     environment = _object(run_dir / "environment.json", notes)
@@ -93,7 +99,20 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     pictures = read_pictures(run_dir)
     items = _items(run_dir / "items" / ("test.jsonl" if name.startswith("test-") else "train.jsonl"), records, notes)
     return RunSource(
-        run_dir, rows, config_text, parsed, environment, evaluation, records, name, unreadable, pictures, items, crossed, pretrained, notes
+        run_dir,
+        rows,
+        config_text,
+        parsed,
+        environment,
+        evaluation,
+        records,
+        name,
+        unreadable,
+        pictures,
+        items,
+        crossed,
+        pretrained,
+        notes,
     )
 
 
@@ -117,7 +136,8 @@ class Figure:
 
 
 def figure_of(record: Any) -> Figure | None:
-    """A record {estimate, lower, upper, n} of evaluation.json; None for anything else, and where there is no estimate."""
+    """A record {estimate, lower, upper, n} of evaluation.json; None for anything else, and where there is no
+    estimate."""
     if not isinstance(record, dict) or (estimate := finite(record.get("estimate"))) is None:
         return None
     n = finite(record.get("n"))
@@ -160,9 +180,12 @@ def finite(value: object) -> float | None:
 
 
 def metric_rows(path: Path, notes: list[str]) -> list[Row]:
-    """The finite numbers of each iteration, in order; what is damaged is noted. Raises UserError where there is no row to be read."""
+    """The finite numbers of each iteration, in order; what is damaged is noted. Raises UserError where there is no row
+    to be read."""
     if not path.is_file():
-        raise UserError(f"{path.parent}: not a run folder (it has no metrics.jsonl); give the folder that `nip-ray train` printed")
+        raise UserError(
+            f"{path.parent}: not a run folder (it has no metrics.jsonl); give the folder that `nip-ray train` printed"
+        )
     found, lost = _json_lines(path)
     damaged = len(lost)
     by_iteration: dict[float, Row] = {}
@@ -173,7 +196,10 @@ def metric_rows(path: Path, notes: list[str]) -> list[Row]:
         else:
             damaged += 1
     if damaged:
-        notes.append(f"{damaged} unreadable line{'s' if damaged > 1 else ''} of metrics.jsonl {'were' if damaged > 1 else 'was'} left out.")
+        notes.append(
+            f"{damaged} unreadable line{'s' if damaged > 1 else ''} of metrics.jsonl {'were' if damaged > 1 else 'was'}"
+            " left out."
+        )
     if not by_iteration:
         raise UserError(f"{path}: no complete row yet, so there is nothing to report; let the run finish an iteration")
     return [by_iteration[iteration] for iteration in sorted(by_iteration)]
@@ -252,7 +278,8 @@ def _iteration_and_name(path: Path) -> tuple[int, str]:
 
 
 def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], str, str]:
-    """Records of the newest file that holds any, its name, and the newest file of which nothing could be read ("" for none).
+    """Records of the newest file that holds any, its name, and the newest file of which nothing could be read ("" for
+    none).
 
     Files are NNNNNN.jsonl or WORD-NNNNNN.jsonl, and are tried by iteration.
     """
@@ -272,7 +299,9 @@ def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], s
             unreadable = unreadable or path.name
         elif damaged:
             lines = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(map(str, damaged[:5]))} are"
-            notes.append(f"transcripts/{path.name}: {lines} damaged{' (and more)' if len(damaged) > 5 else ''}; left out.")
+            notes.append(
+                f"transcripts/{path.name}: {lines} damaged{' (and more)' if len(damaged) > 5 else ''}; left out."
+            )
         if records:
             return records, path.name, unreadable
     return [], "", unreadable

@@ -1,17 +1,34 @@
 """Can a stronger prover fool the verifier? Attacks, the worst case, calibration, the value of messages, cross-play.
 
-Reads evaluation.json and cross_play.json as docs/evaluation.md lays them out. Every part may be missing, and then is not shown; that no
-attack was made is said, with the command that makes one.
+Reads evaluation.json and cross_play.json as docs/evaluation.md lays them out. Every part may be missing, and then is
+not shown; that no attack was made is said, with the command that makes one.
 """
 
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nip_ray.evaluation.report.describe import entries, has_held_out, label_words, pays_for_rejection, section, verdicts_of
+from nip_ray.evaluation.report.describe import (
+    entries,
+    has_held_out,
+    label_words,
+    pays_for_rejection,
+    section,
+    verdicts_of,
+)
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.panels import deciders
-from nip_ray.evaluation.report.source import EXACT, Figure, Record, RunSource, cell, count_words, figure_of, finite, percent_words
+from nip_ray.evaluation.report.source import (
+    EXACT,
+    Figure,
+    Record,
+    RunSource,
+    cell,
+    count_words,
+    figure_of,
+    finite,
+    percent_words,
+)
 
 SIDES = ("soundness", "completeness", "refusal")
 ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
@@ -29,21 +46,25 @@ KINDS = {
 _BUDGETS = {"budget": "iterations", "search": "tries"}
 _BUDGET_WORDS = {
     "budget": ("training iterations", "Each line is an attacker whose training could be prolonged"),
-    "search": ("tries about each instance", "The line is an attacker that tries messages, or whole dialogues, against the verifier first"),
+    "search": (
+        "tries about each instance",
+        "The line is an attacker that tries messages, or whole dialogues, against the verifier first",
+    ),
 }
 _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`, or of more than two verdicts
-    "soundness/<verdict>".
+    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`, or of more
+    than two verdicts "soundness/<verdict>".
     """
     name, slash, verdict = side.partition("/")
     return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{name}_under_attack{slash}{verdict}"))
 
 
 def every_message(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts whatever is said, where every message was tried: on these instances nobody does better."""
+    """The share of right verdicts whatever is said, where every message was tried: on these instances nobody does
+    better."""
     return figure_of(section(section(source.evaluation, "attack"), side).get("every_message"))
 
 
@@ -53,12 +74,14 @@ def soundness_error(source: RunSource) -> Figure | None:
 
 
 def completeness_error(source: RunSource) -> Figure | None:
-    """The share of true claims that were not accepted under attack, where a prover is paid for rejection; None where not computed."""
+    """The share of true claims that were not accepted under attack, where a prover is paid for rejection; None where
+    not computed."""
     return _error(source, "completeness") if pays_for_rejection(source.config) else None
 
 
 def _error(source: RunSource, side: str) -> Figure | None:
-    """The share of wrong verdicts: over all messages (undecided ones among them), else against the attacker that was chosen."""
+    """The share of wrong verdicts: over all messages (undecided ones among them), else against the attacker that was
+    chosen."""
     every = every_message(source, side)
     chosen = next((figure_of(one.get("fooled")) for one in attackers(source, side) if one.get("chosen") is True), None)
     right = every or under_attack(source, side)
@@ -72,10 +95,15 @@ def complement(share: Figure) -> Figure:
 
 
 def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
-    """(in words, figure) of the attacker that did best on the instances of the figures, where it is not the one that was chosen."""
+    """(in words, figure) of the attacker that did best on the instances of the figures, where it is not the one that
+    was chosen."""
     chosen = under_attack(source, side)
     figures = [(attacker_words(one), figure_of(one.get("held_out"))) for one in attackers(source, side)]
-    found = min(((name, figure) for name, figure in figures if figure is not None), key=lambda one: one[1].estimate, default=None)
+    found = min(
+        ((name, figure) for name, figure in figures if figure is not None),
+        key=lambda one: one[1].estimate,
+        default=None,
+    )
     return found if found is not None and chosen is not None and found[1].estimate < chosen.estimate else None
 
 
@@ -88,7 +116,8 @@ def is_held_out(source: RunSource) -> bool:
 
 
 def examined_words(source: RunSource) -> str:
-    """What the instances are called of which a run's rows speak: those that it was trained with are among them, if there are such."""
+    """What the instances are called of which a run's rows speak: those that it was trained with are among them, if
+    there are such."""
     if not is_held_out(source):
         return "on training instances"
     return "evaluated" if source.evaluation.get("overlap") else "held out"
@@ -102,7 +131,9 @@ def attackers(source: RunSource, side: str) -> list[Record]:
 def attacking_agents(source: RunSource, side: str) -> list[str]:
     """Who attacked one side, as the file has it."""
     found = section(section(source.evaluation, "attack"), side).get("agents")
-    return [short(one, 40) for one in found if isinstance(one, str)][:ATTACKERS_SHOWN] if isinstance(found, list) else []
+    return (
+        [short(one, 40) for one in found if isinstance(one, str)][:ATTACKERS_SHOWN] if isinstance(found, list) else []
+    )
 
 
 def attacker_words(one: Record) -> str:
@@ -138,7 +169,9 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         "classes": bool(classes),
         "held_out": is_held_out(source),
         "labels": label_words(source.config),
-        "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
+        "attack_command": ""
+        if sides["soundness"] or not has_verifier
+        else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
         "questions": questions,
         "worst": list(_worst_case(source)),
         "calibration": _calibration(source),
@@ -150,7 +183,8 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
 
 
 def _side(source: RunSource, key: str) -> dict[str, Any] | None:
-    """One side as shares of wrong verdicts: its headline, and a row for each attacker with its place on the axis from 0 to 1."""
+    """One side as shares of wrong verdicts: its headline, and a row for each attacker with its place on the axis from 0
+    to 1."""
     whole = soundness_error(source) if key == "soundness" else _error(source, key)
     rows = [row for one in attackers(source, key) if (row := _attacker(one)) is not None]
     if whole is None and not rows:
@@ -172,8 +206,8 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
 
 
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
-    """Share not rightly judged (as in the table, high is bad) by what attackers may use, a line for each that could go on; places from 0
-    to 100, down from the top.
+    """Share not rightly judged (as in the table, high is bad) by what attackers may use, a line for each that could go
+    on; places from 0 to 100, down from the top.
     """
     lines = []
     for one in attackers(source, key):
@@ -184,7 +218,9 @@ def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] |
         return None
     bound = every_message(source, key)
     return {
-        "lines": [[(round(100 * after / longest, 1), round(down, 1)) for after, down in line] for line in lines if line],
+        "lines": [
+            [(round(100 * after / longest, 1), round(down, 1)) for after, down in line] for line in lines if line
+        ],
         "bound": None if bound is None else round(100 * bound.estimate, 1),
         "longest": f"{longest:g}",
         "words": _BUDGET_WORDS[of],
@@ -220,7 +256,12 @@ def _places(figure: Figure) -> dict[str, float]:
 
 def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]:
     part = source.part("worst_case")
-    names = {"accuracy": "Right in every episode", "completeness": "Completeness", "soundness": "Soundness", "undecided": "Ever undecided"}
+    names = {
+        "accuracy": "Right in every episode",
+        "completeness": "Completeness",
+        "soundness": "Soundness",
+        "undecided": "Ever undecided",
+    }
     if len(verdicts := verdicts_of(source.config)) > 2:
         names |= {f"soundness/{name}": f"Soundness: {name}" for name in verdicts}
     for key, label in names.items():
@@ -230,7 +271,8 @@ def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]
 
 
 def _deciders(source: RunSource) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """(member of a panel, its own vote: right in greedy play, right in every sampled play, Brier score, soundness error under attack)."""
+    """(member of a panel, its own vote: right in greedy play, right in every sampled play, Brier score, soundness error
+    under attack)."""
     greedy, deep, attack = (source.part(name) for name in ("greedy", "deciders", "deciders_under_attack"))
     for who in deciders(source.rows):
         own = section(deep, who)
@@ -251,26 +293,37 @@ def _calibration(source: RunSource) -> dict[str, Any] | None:
         seen, said = figure_of(one.get("positive")), finite(one.get("confidence"))
         if seen is not None and said is not None:
             bins.append({"said": round(100 * said, 1), "n": seen.n or 0, **_places(seen)})
-    figures = [(label, _number(figure_of(part.get(key)))) for key, label in (("brier", "Brier score"), ("ece", "Calibration error"))]
+    figures = [
+        (label, _number(figure_of(part.get(key))))
+        for key, label in (("brier", "Brier score"), ("ece", "Calibration error"))
+    ]
     figures = [(label, cell) for label, cell in figures if cell[0]]
     return {"bins": bins, "figures": figures} if bins or figures else None
 
 
 def _selective(source: RunSource) -> dict[str, Any] | None:
-    """Risk against coverage: (coverage, risk, lower, upper) in per cent, the height of the drawing's axis, and the figures beside it."""
+    """Risk against coverage: (coverage, risk, lower, upper) in per cent, the height of the drawing's axis, and the
+    figures beside it."""
     part = section(source.part("calibration"), "selective")
     points = []
     for one in entries(part, "curve")[:100]:
         known = [finite(one.get(key)) for key in ("coverage", "risk", "lower", "upper")]
         if known[0] is not None and known[1] is not None:
             points.append([100 * min(1.0, max(0.0, known[1] if share is None else share)) for share in known])
-    figures = [("Area under the curve", _number(figure_of(part.get("area")))), ("Coverage", cell(figure_of(part.get("coverage"))))]
+    figures = [
+        ("Area under the curve", _number(figure_of(part.get("area")))),
+        ("Coverage", cell(figure_of(part.get("coverage")))),
+    ]
     for share, record in sorted(section(part, "precision").items())[:4]:
         reached = figure_of(record)
-        figures.append((f"Precision at coverage {short(share, 8)}", ("not reached", "") if reached is None else cell(reached)))
+        figures.append(
+            (f"Precision at coverage {short(share, 8)}", ("not reached", "") if reached is None else cell(reached))
+        )
     figures = [(label, cell) for label, cell in figures if cell[0]]
     top = 50 if max((point[1] for point in points), default=0.0) <= 50 else 100
-    at = [[round(point[0], 1), *(round(100 - min(share, top) * 100 / top, 1) for share in point[1:])] for point in points]
+    at = [
+        [round(point[0], 1), *(round(100 - min(share, top) * 100 / top, 1) for share in point[1:])] for point in points
+    ]
     return {"curve": at, "top": top, "figures": figures} if at else None
 
 
@@ -293,10 +346,16 @@ def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tu
     if heard is None:
         return
     yield "as they were sent", cell(heard), ("", "")
-    ways = (("silenced", "silenced"), ("shuffled", "shuffled between instances"), ("other_instance", "of another instance"))
+    ways = (
+        ("silenced", "silenced"),
+        ("shuffled", "shuffled between instances"),
+        ("other_instance", "of another instance"),
+    )
     changed = [(label, section(part, key)) for key, label in ways]
     without = section(part, "without")
-    changed += [(f"{short(prover, 40)} alone silenced", section(without, prover)) for prover in list(without)[:ATTACKERS_SHOWN]]
+    changed += [
+        (f"{short(prover, 40)} alone silenced", section(without, prover)) for prover in list(without)[:ATTACKERS_SHOWN]
+    ]
     for label, one in changed:
         figure, lost = figure_of(one.get("accuracy")), figure_of(one.get("lost"))
         if figure is not None:
@@ -304,12 +363,15 @@ def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tu
 
 
 def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Cross-play: verifiers down, provers across, each cell its accuracy; of checkpoints of one run also ratings, and in a game without a
-    verifier players and their scores. None for what is not shaped like one.
+    """Cross-play: verifiers down, provers across, each cell its accuracy; of checkpoints of one run also ratings, and
+    in a game without a verifier players and their scores. None for what is not shaped like one.
     """
     roles = crossed.get("roles")
     down, across = map(str, roles) if isinstance(roles, list) and len(roles) == 2 else ("verifier", "prover")
-    pairs = ((str(one.get(down)), str(one.get(across)), one.get("accuracy", one.get("score"))) for one in entries(crossed, "matrix"))
+    pairs = (
+        (str(one.get(down)), str(one.get(across)), one.get("accuracy", one.get("score")))
+        for one in entries(crossed, "matrix")
+    )
     figures = {(row, column): figure_of(record) for row, column, record in pairs}
     verifiers, provers = (list(dict.fromkeys(pair[side] for pair in figures)) for side in (0, 1))
     rows, columns = verifiers[:CELLS_SHOWN], provers[:CELLS_SHOWN]
@@ -329,12 +391,21 @@ def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
     cut = f"{CELLS_SHOWN} of {runs} runs shown; the file has all." if runs > CELLS_SHOWN else ""
     last = [elo[1].get(column, "") for column in columns] if elo[1] else []
     names = [short(name, 60) for name in columns]
-    return {"columns": names, "rows": made, "cut": cut, "roles": (short(down, 30), short(across, 30)), "elo": bool(elo[0]), "last": last}
+    return {
+        "columns": names,
+        "rows": made,
+        "cut": cut,
+        "roles": (short(down, 30), short(across, 30)),
+        "elo": bool(elo[0]),
+        "last": last,
+    }
 
 
 def _elo(crossed: Mapping[str, Any], role: str) -> dict[str, str]:
     """Name -> rating with its interval, in whole points."""
     figures = {str(one.get("name")): figure_of(one) for one in entries(section(crossed, "elo"), role)}
     return {
-        name: f"{one.estimate:.0f} [{one.lower:.0f}, {one.upper:.0f}]" for name, one in figures.items() if one and one.lower is not None
+        name: f"{one.estimate:.0f} [{one.lower:.0f}, {one.upper:.0f}]"
+        for name, one in figures.items()
+        if one and one.lower is not None
     }

@@ -1,7 +1,7 @@
 """`attack`: the attack on a run's verifier, with adversarial provers made after the run's own provers.
 
-What an attack is stands in `nip_ray.evaluation.attack`; here stands what it takes from a config: the networks of attackers, and the scripts
-that the scenario has.
+What an attack is stands in `nip_ray.evaluation.attack`; here stands what it takes from a config: the networks of
+attackers, and the scripts that the scenario has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,9 @@ def attack(
 ) -> dict[str, Any]:
     """What the attack on these networks adds to `evaluation.json`; see `nip_ray.evaluation.attack.attacked`.
 
-    held_out: ids of the instances that the verifier is measured on. seed: of everything that is random in it. quiet: no progress line.
-    Raises UserError where there is no verifier, no prover, or too little to train attackers on; TrainingError when training breaks down.
+    held_out: ids of the instances that the verifier is measured on. seed: of everything that is random in it. quiet: no
+    progress line. Raises UserError where there is no verifier, no prover, or too little to train attackers on;
+    TrainingError when training breaks down.
     """
     refuse_unfit(scenario.protocol)
 
@@ -60,10 +61,14 @@ def check_attack(config: ExperimentConfig) -> None:
     refuse_unfit(from_settings(config.protocol))
 
 
-def attackers(config: ExperimentConfig, agents: Sequence[str], size: int, seed: int, *, kind: str = "learned") -> dict[str, nn.Module]:
-    """Untrained networks for these agents, like the run's own but for the widths, which are multiplied by `size`, and the first weights.
+def attackers(
+    config: ExperimentConfig, agents: Sequence[str], size: int, seed: int, *, kind: str = "learned"
+) -> dict[str, nn.Module]:
+    """Untrained networks for these agents, like the run's own but for the widths, which are multiplied by `size`, and
+    the first weights.
 
-    What the run's config keeps from learning learns here. kind: learned, or another kind that the scenario's agents have.
+    What the run's config keeps from learning learns here. kind: learned, or another kind that the scenario's agents
+    have.
     """
     scenario: Any = config.scenario
     if hasattr(scenario, "agents"):  # a scenario of somebody's own may have no settings of agents, and one size alone
@@ -74,12 +79,15 @@ def attackers(config: ExperimentConfig, agents: Sequence[str], size: int, seed: 
             rates = {f.name: LrFactors() for f in fields(made) if isinstance(getattr(made, f.name), LrFactors)}
             changed[agent] = replace(made, **rates, **({"kind": kind} if hasattr(made, "kind") else {}))
         scenario = replace(scenario, agents={**own, **changed})
-    built = build_agents(played_scenario(config.protocol, scenario, config.algorithm), scenario, stable_seed(seed, "attackers"))
+    built = build_agents(
+        played_scenario(config.protocol, scenario, config.algorithm), scenario, stable_seed(seed, "attackers")
+    )
     return {agent: built[agent] for agent in agents}
 
 
 def wider(settings: Any, size: int) -> Any:
-    """An agent's settings with all widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads and rates stay."""
+    """An agent's settings with all widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads and rates
+    stay."""
     if size == 1:
         return settings
     numbers = {f.name: value for f in fields(settings) if type(value := getattr(settings, f.name)) is int}

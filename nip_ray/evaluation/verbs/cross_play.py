@@ -1,14 +1,16 @@
 """`cross_play`: verifiers of some runs against provers of others.
 
 Decisions that matter here:
-- who trained together may have come to a code of their own. A verifier that understands its own prover alone has learned that prover, not
-  the task: the matrix shows it, off its diagonal;
-- all pairs are asked about the same held-out instances, under the same episode seeds. Runs must have the same scenario, held-out
-  instances and protocol, since nothing else can be played; what networks they have is their own affair, and each sees the instances as
-  its own run's settings say;
-- runs that differ in nothing but their seed (and name) are a group. For each pair of groups: the interquartile mean over all pairs of
-  seeds, those that trained together apart, with an interval by drawing verifiers and provers again (`crossed_interval`);
-- verifiers and provers are rated apart (`nip_ray.evaluation.elo`): an instance is a game, which the verifier wins by a right verdict.
+- who trained together may have come to a code of their own. A verifier that understands its own prover alone has
+  learned that prover, not the task: the matrix shows it, off its diagonal;
+- all pairs are asked about the same held-out instances, under the same episode seeds. Runs must have the same scenario,
+  held-out instances and protocol, since nothing else can be played; what networks they have is their own affair, and
+  each sees the instances as its own run's settings say;
+- runs that differ in nothing but their seed (and name) are a group. For each pair of groups: the interquartile mean
+  over all pairs of seeds, those that trained together apart, with an interval by drawing verifiers and provers again
+  (`crossed_interval`);
+- verifiers and provers are rated apart (`nip_ray.evaluation.elo`): an instance is a game, which the verifier wins by a
+  right verdict.
 """
 
 import math
@@ -59,8 +61,8 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Games:
-    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all. seed_B: episode
-    seeds.
+    """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all.
+    seed_B: episode seeds.
     """
 
     y_B: Tensor
@@ -83,12 +85,13 @@ def cross_play(
     max_instances: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """{"runs", "groups", "greedy", "num_instances", "dataset", "matrix", "by_group", "roles", "elo"}; docs/evaluation.md has the layout.
+    """{"runs", "groups", "greedy", "num_instances", "dataset", "matrix", "by_group", "roles", "elo"};
+    docs/evaluation.md has the layout.
 
-    run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all). greedy: the most
-    likely actions, else sampled ones. max_instances: so many of them only, drawn at random. seed: of these, of sampled actions and of
-    intervals.
-    Raises UserError for runs that cannot meet, and for one without a checkpoint.
+    run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all).
+    greedy: the most likely actions, else sampled ones. max_instances: so many of them only, drawn at random. seed: of
+    these, of sampled actions and of intervals. Raises UserError for runs that cannot meet, and for one without a
+    checkpoint.
     """
     check_fit(run_dirs)
     runs = _contestants(run_dirs, dataset)
@@ -100,7 +103,9 @@ def cross_play(
 
     found, cells = table(runs[0].scenario.protocol, [run.name for run in runs], play, distinct)
     return {
-        "runs": [{"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs],
+        "runs": [
+            {"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs
+        ],
         "groups": list(_groups(runs)),
         "greedy": greedy,
         "num_instances": len(place_B),
@@ -117,7 +122,9 @@ def check_fit(run_dirs: Sequence[Path | str]) -> None:
     if len(run_dirs) < 2:
         raise UserError("cross-play: needs at least two runs")
     if len(run_dirs) > _MAX_RUNS:
-        raise UserError(f"cross-play: {len(run_dirs)} runs are {len(run_dirs) ** 2} pairs; name at most {_MAX_RUNS} runs")
+        raise UserError(
+            f"cross-play: {len(run_dirs)} runs are {len(run_dirs) ** 2} pairs; name at most {_MAX_RUNS} runs"
+        )
     first: ExperimentConfig | None = None
     for run_dir in run_dirs:
         config = load_stored_config(RunFolder.open(run_dir).path / CONFIG)
@@ -128,17 +135,22 @@ def check_fit(run_dirs: Sequence[Path | str]) -> None:
             continue
         if config.scenario.name != first.scenario.name:
             raise UserError(
-                f"cross-play: {run_dirs[0]} plays {first.scenario.name} and {run_dir} {config.scenario.name}; name runs of one scenario"
+                f"cross-play: {run_dirs[0]} plays {first.scenario.name} and {run_dir} {config.scenario.name}; name runs"
+                " of one scenario"
             )
         if config.protocol != first.protocol:
             differing = [key for key, value in asdict(first.protocol).items() if value != asdict(config.protocol)[key]]
             values = [", ".join(f"{key}={asdict(one.protocol)[key]}" for key in differing) for one in (first, config)]
-            raise UserError(f"cross-play: {run_dirs[0]} has the protocol {values[0]} and {run_dir} {values[1]}; name runs of one protocol")
+            raise UserError(
+                f"cross-play: {run_dirs[0]} has the protocol {values[0]} and {run_dir} {values[1]}; name runs of one"
+                " protocol"
+            )
         for key in _SPEECH:
             one, other = (getattr(run.scenario, key, None) for run in (first, config))
             if one != other:
                 raise UserError(
-                    f"cross-play: {run_dirs[0]} has scenario.{key}={one} and {run_dir} {other}; name runs whose messages are of one kind"
+                    f"cross-play: {run_dirs[0]} has scenario.{key}={one} and {run_dir} {other}; name runs whose"
+                    " messages are of one kind"
                 )
 
 
@@ -160,7 +172,9 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
         scenario = made.examination.scenario
         if scenario.protocol.verifier is None or not scenario.protocol.provers:
             name = scenario.protocol.name
-            raise UserError(f"cross-play: {run_dir} plays {name}, which has no verifier and prover to be exchanged; leave it out")
+            raise UserError(
+                f"cross-play: {run_dir} plays {name}, which has no verifier and prover to be exchanged; leave it out"
+            )
         ids = scenario.ids("test").cpu()
         plain = config.model_dump(exclude=set(FREE_KEYS))
         group = next((other.group for other in runs if other.config.model_dump(exclude=set(FREE_KEYS)) == plain), name)
@@ -168,27 +182,35 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
         largest = [getattr(run.scenario, "num_nodes", None) for run in (runs[0], runs[-1])]
         if largest[0] != largest[1]:  # a symbol names a graph and a node: symbols are numbered by the largest graph
             raise UserError(
-                f"cross-play: the largest graph of {run_dirs[0]}, training pairs included, has {largest[0]} nodes and that of {run_dir} "
-                f"{largest[1]}, so their symbols name other nodes; name runs with the same largest graph"
+                f"cross-play: the largest graph of {run_dirs[0]}, training pairs included, has {largest[0]} nodes and"
+                f" that of {run_dir} {largest[1]}, so their symbols name other nodes; name runs with the same largest"
+                " graph"
             )
         prover = scenario.protocol.provers[0]
-        if len(runs) > 1 and not same_content(*(content_of(run.scenario, run.ids, prover) for run in (runs[0], runs[-1]))):
+        if len(runs) > 1 and not same_content(
+            *(content_of(run.scenario, run.ids, prover) for run in (runs[0], runs[-1]))
+        ):
             has_files = config.scenario.name in WITH_FILES
-            hint = "name a file of instances with --dataset" if has_files else "name runs with the same settings of their instances"
+            hint = (
+                "name a file of instances with --dataset"
+                if has_files
+                else "name runs with the same settings of their instances"
+            )
             raise UserError(f"cross-play: {run_dirs[0]} and {run_dir} have other held-out instances; {hint}")
     return runs
 
 
 def places(count: int, most: int | None, seed: int) -> Tensor:
-    """Which of so many instances are asked, by their places, which are the same in all runs: all, or `most` of them at random."""
+    """Which of so many instances are asked, by their places, which are the same in all runs: all, or `most` of them at
+    random."""
     if most is None or most >= count:
         return torch.arange(count)
     return torch.randperm(count, generator=generator(seed, "cross play", "instances"))[:most].sort().values
 
 
 def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Games:
-    """The instances at these places once each: the verifier (all who decide; without any, the first player) of one run, everybody else of
-    the other."""
+    """The instances at these places once each: the verifier (all who decide; without any, the first player) of one run,
+    everybody else of the other."""
     protocol, play = verifier.scenario.protocol, BatchedPlay(verifier.scenario)
     players = {}
     for agent in protocol.agents:
@@ -196,13 +218,18 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
         if agent in (protocol.verifiers or protocol.agents[:1]):
             players[agent] = Player(verifier.networks[agent], noise)
         else:  # each sees through its own run's eyes, where the same instance may have another number
-            players[agent] = Player(prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario)
-    found = stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
+            players[agent] = Player(
+                prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario
+            )
+    found = stage_all(
+        play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))
+    ).rollout
     return Games(found.y_B, found.verdict_B, found.reward_BRA.double().sum(1), found.seed_B)
 
 
 def table(protocol: Protocol, names: Sequence[str], play: Play, distinct: float | None) -> tuple[dict[str, Any], Cells]:
-    """The entries "roles", "matrix" and "elo" of those who meet, and what a verifier's cells count. distinct: of `distinct_part`."""
+    """The entries "roles", "matrix" and "elo" of those who meet, and what a verifier's cells count. distinct: of
+    `distinct_part`."""
     roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
     matrix, scores, cells = [], [], {}
     for row, own in enumerate(names):
@@ -211,12 +238,20 @@ def table(protocol: Protocol, names: Sequence[str], play: Play, distinct: float 
             games = play(row, column)
             if protocol.verifier is not None:
                 score_B = (games.verdict_B == games.y_B).double()
-                found = shares(protocol, *(part_B.cpu().numpy() for part_B in (games.verdict_B, games.y_B, games.seed_B)))
+                found = shares(
+                    protocol, *(part_B.cpu().numpy() for part_B in (games.verdict_B, games.y_B, games.seed_B))
+                )
                 counts = {name: (int(hit_B.sum()), int(of_B.sum())) for name, (hit_B, of_B) in found.items()}
-                cells[own, other], figures = counts, {name: proportion(*count).record() for name, count in counts.items()}
+                cells[own, other], figures = (
+                    counts,
+                    {name: proportion(*count).record() for name, count in counts.items()},
+                )
             else:
                 score_B = (1 + torch.sign(games.return_BA[:, 0] - games.return_BA[:, 1:].mean(1))) / 2
-                figures = {"score": mean(score_B.numpy()).record(), "return": mean(games.return_BA[:, 0].numpy()).record()}
+                figures = {
+                    "score": mean(score_B.numpy()).record(),
+                    "return": mean(games.return_BA[:, 0].numpy()).record(),
+                }
             scores[-1].append(score_B)
             matrix.append({roles[0]: own, roles[1]: other, **as_exact(figures, distinct)})
     rated = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
@@ -243,7 +278,11 @@ def _by_group(runs: Sequence[Contestant], cells: Cells, seed: int) -> Iterator[d
                 trials = [[tried for _, tried in row_of] for row_of in counts]
                 row[name] = crossed_interval(score, seed, n_VP=trials).record()
                 if verifiers == provers:
-                    known = [(hits, tried) for run in first for hits, tried in [cells[run.name, run.name][name]] if tried]
-                    together = stratified_interval([[hits / tried for hits, tried in known]], seed, n_KL=[[tried for _, tried in known]])
+                    known = [
+                        (hits, tried) for run in first for hits, tried in [cells[run.name, run.name][name]] if tried
+                    ]
+                    together = stratified_interval(
+                        [[hits / tried for hits, tried in known]], seed, n_KL=[[tried for _, tried in known]]
+                    )
                     row[f"{name}_trained_together"] = together.record()
             yield row

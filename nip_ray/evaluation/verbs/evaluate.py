@@ -1,8 +1,9 @@
-"""`evaluate_run`: examine a run's verifier again, from a checkpoint, on its own held-out split or on a file of instances.
+"""`evaluate_run`: examine a run's verifier again, from a checkpoint, on its own held-out split or on a file of
+instances.
 
 Decisions that matter here:
-- one checkpoint here, all of them in `nip_ray.evaluation.verbs.rerun`; both are `bench`, which makes ready what checkpoints
-  have in common, and `examine`, whose document has the shape of `evaluation.json`;
+- one checkpoint here, all of them in `nip_ray.evaluation.verbs.rerun`; both are `bench`, which makes ready what
+  checkpoints have in common, and `examine`, whose document has the shape of `evaluation.json`;
 - examining writes nothing. An attack takes minutes, so what it found is kept (`nip_ray.evaluation.verbs.kept_attack`);
 - attackers learn on the run's own training instances, also when the verifier is measured on a file.
 """
@@ -34,13 +35,24 @@ from nip_ray.storage.folder import CONFIG, RunFolder, write_lines
 _MODES = (("greedy", "eval"), ("sampled", "eval_sampled"), ("searched", "eval_searched"))
 _OF_TRAINING = ("interval", "greedy", "sampled", "num_transcripts")  # keys of `evaluation` without a part in `evaluate`
 _OF_HELD_OUT = ("max_instances", "solo_run")
-_PARTS = ("greedy", "sampled", "searched", "unseen", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
+_PARTS = (
+    "greedy",
+    "sampled",
+    "searched",
+    "unseen",
+    "message_regression",
+    "exact",
+    "figures",
+    "calibration",
+    "message_value",
+    "worst_case",
+)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all checkpoints of a run are examined with. networks: agent -> a network for weights to be put into. dataset: None for the
-    run's own held-out split. seed: of sampled actions.
+    """What all checkpoints of a run are examined with. networks: agent -> a network for weights to be put into.
+    dataset: None for the run's own held-out split. seed: of sampled actions.
     """
 
     run_dir: Path
@@ -62,24 +74,27 @@ def evaluate_run(
     instances: Path | str | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """Flat figures: ``eval/…`` (greedy), ``eval_sampled/…`` and ``eval_searched/…`` (greedy, against provers that search) as in
-    `docs/metrics.md`, each with ``…/n`` and, where there is an interval (95 %), ``…/lower`` and ``…/upper``, ``unseen/…`` for the same of
-    what was not trained with where that differs, and what was examined:
-    run_dir, iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of docs/evaluation.md: greedy,
-    sampled, searched, unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
-    with `attacked` those of an attack (`nip_ray.evaluation.attack_table.ENTRIES`) and attack.
+    """Flat figures: ``eval/…`` (greedy), ``eval_sampled/…`` and ``eval_searched/…`` (greedy, against provers that
+    search) as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval (95 %), ``…/lower`` and
+    ``…/upper``, ``unseen/…`` for the same of what was not trained with where that differs, and what was examined:
+    run_dir, iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of
+    docs/evaluation.md: greedy, sampled, searched, unseen, message_regression, exact, figures, calibration,
+    message_value, worst_case, and with `attacked` those of an attack (`nip_ray.evaluation.attack_table.ENTRIES`) and
+    attack.
 
-    dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
-    settings: "evaluation.key=value" to be used instead of the run's.
-    instances: a file for a JSON line about every instance. quiet: no progress line of an attack. Of language models the stored
-    dialogues of the last test are examined, and of the options seed and some settings count, for an attack.
-    Needs torch only; no Ray is started. Raises UserError for what cannot be read or does not fit, and where there is nobody to attack;
-    TrainingError when an attacker's training breaks down.
+    dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none:
+    the newest). settings: "evaluation.key=value" to be used instead of the run's. instances: a file for a JSON line
+    about every instance. quiet: no progress line of an attack. Of language models the stored dialogues of the last test
+    are examined, and of the options seed and some settings count, for an attack. Needs torch only; no Ray is started.
+    Raises UserError for what cannot be read or does not fit, and where there is nobody to attack; TrainingError when an
+    attacker's training breaks down.
     """
     folder = RunFolder.open(run_dir)
     stored = load_config(folder.path / CONFIG, checked=False)
     if isinstance(stored, TextExperimentConfig):
-        found = _of_text(folder, stored, {"dataset": dataset, "checkpoint": checkpoint, "seed": seed}, attacked, settings, quiet)
+        found = _of_text(
+            folder, stored, {"dataset": dataset, "checkpoint": checkpoint, "seed": seed}, attacked, settings, quiet
+        )
         if instances is not None:
             write_lines(Path(instances), instances_of_text(folder, stored))
         return found
@@ -100,7 +115,9 @@ def evaluate_run(
     figures = {**flat_figures(made, document), **parts(document)}
     if not attacked:
         return figures
-    entries = attack(config, scenario, made.networks, made.examination.unseen_ids(), made.seed, config.evaluation.attack, quiet=quiet)
+    entries = attack(
+        config, scenario, made.networks, made.examination.unseen_ids(), made.seed, config.evaluation.attack, quiet=quiet
+    )
     if wanted:
         keep(folder, document, entries)
     return {**figures, **entries}
@@ -112,7 +129,12 @@ def parts(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_text(
-    folder: RunFolder, config: TextExperimentConfig, given: Mapping[str, Any], attacked: bool, settings: Sequence[str], quiet: bool
+    folder: RunFolder,
+    config: TextExperimentConfig,
+    given: Mapping[str, Any],
+    attacked: bool,
+    settings: Sequence[str],
+    quiet: bool,
 ) -> dict[str, Any]:
     """The same of a run of language models. given: the options of `evaluate_run` that say what is examined."""
     from nip_ray.evaluation.verbs.text_evaluate import attacked_text_run, examined_text_run, refuse_unused
@@ -129,7 +151,8 @@ def _of_text(
 
 
 def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:
-    """`config` with "evaluation.key=value" laid over it. Raises UserError for another key, and for a value that cannot be."""
+    """`config` with "evaluation.key=value" laid over it. Raises UserError for another key, and for a value that cannot
+    be."""
     for setting in settings:
         if setting.partition("=")[0].strip().partition(".")[0] != "evaluation":
             raise UserError(f"--set {setting}: an evaluation can change evaluation.… only")
@@ -140,16 +163,24 @@ def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> Experime
     return changed
 
 
-def _refuse_unused(stored: ExperimentConfig, config: ExperimentConfig, attacked: bool, dataset: Path | str | None) -> None:
+def _refuse_unused(
+    stored: ExperimentConfig, config: ExperimentConfig, attacked: bool, dataset: Path | str | None
+) -> None:
     """Raises UserError for a changed setting that would be ignored."""
-    changed = (change.partition("=")[0].removeprefix("evaluation.") for change in changes_of(plain(stored), plain(config)))
+    changed = (
+        change.partition("=")[0].removeprefix("evaluation.") for change in changes_of(plain(stored), plain(config))
+    )
     for key in changed:
         hint = "leave it out"
         if key in _OF_TRAINING:
             why = "is of evaluations while a run trains; set it in the config of a new run"
             hint = "--instances FILE writes every instance" if key == "num_transcripts" else hint
         elif key.startswith("attack.text_") or key == "attack.enabled":
-            why = "has no part in an attack on networks" if key != "attack.enabled" else "is of a training's end; --attack attacks now"
+            why = (
+                "has no part in an attack on networks"
+                if key != "attack.enabled"
+                else "is of a training's end; --attack attacks now"
+            )
         elif key.startswith("attack.") and not attacked:
             why, hint = "is of an attack, which is not asked for", "add --attack, or leave it out"
         elif key in _OF_HELD_OUT and dataset is not None:
@@ -160,9 +191,13 @@ def _refuse_unused(stored: ExperimentConfig, config: ExperimentConfig, attacked:
 
 
 def newest_or(folder: RunFolder, checkpoint: int | None, config: ExperimentConfig) -> Checkpoint:
-    """The checkpoint of an iteration (None: the newest). Raises UserError for a run without any, and for one that cannot be used."""
+    """The checkpoint of an iteration (None: the newest). Raises UserError for a run without any, and for one that
+    cannot be used."""
     if not has_checkpoint(folder.checkpoints):
-        raise UserError(f"{folder.path}: this run has no checkpoint to examine; `nip-ray resume` continues with it until there is one")
+        raise UserError(
+            f"{folder.path}: this run has no checkpoint to examine; `nip-ray resume` continues with it until there"
+            " is one"
+        )
     return load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
 
 
@@ -198,11 +233,14 @@ def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[
     settings = made.config.evaluation
     episodes = settings.worst_case_episodes if deep else None
     made.examination.alone = solo_run_score(made.config) if made.dataset is None else None
-    return made.examination.document(networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes)
+    return made.examination.document(
+        networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes
+    )
 
 
 def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a document of `examine` by the keys of `docs/metrics.md`, and what they are about, as `evaluate_run` returns them."""
+    """The figures of a document of `examine` by the keys of `docs/metrics.md`, and what they are about, as
+    `evaluate_run` returns them."""
     return {
         "run_dir": str(made.run_dir),
         "iteration": document["iteration"],

@@ -1,4 +1,5 @@
-"""Instances of a run: what each of them is, and what an evaluation found about it (`nip-ray evaluate RUN_DIR --instances FILE`)."""
+"""Instances of a run: what each of them is, and what an evaluation found about it (`nip-ray evaluate RUN_DIR
+--instances FILE`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,8 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.storage.folder import RunFolder
 
-_OF_PROTOCOL = ("round", "speaks", "may_decide", "told", "history", "latest", "answer_side")  # what an observation has besides
+# what an observation has besides
+_OF_PROTOCOL = ("round", "speaks", "may_decide", "told", "history", "latest", "answer_side")
 
 
 def content_of(scenario: Scenario, ids: Tensor, agent: str) -> dict[str, Tensor]:
@@ -29,19 +31,28 @@ def content_of(scenario: Scenario, ids: Tensor, agent: str) -> dict[str, Tensor]
 
 def same_content(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Return True if two runs have the same instances in the same order, as far as both say what these are."""
-    return all(one[key].shape == other[key].shape and bool((one[key] == other[key]).all()) for key in one.keys() & other.keys())
+    return all(
+        one[key].shape == other[key].shape and bool((one[key] == other[key]).all()) for key in one.keys() & other.keys()
+    )
 
 
 @torch.no_grad()
 def instances_of_networks(examination: Examination, networks: Mapping[str, nn.Module]) -> Iterator[dict[str, Any]]:
-    """For each instance, in greedy play and then in sampled play, what docs/evaluation.md has under "Every instance"."""
+    """For each instance, in greedy play and then in sampled play, what docs/evaluation.md has under "Every
+    instance"."""
     scenario = examination.scenario
     protocol, trained_B = scenario.protocol, examination.trained_with()
     groups = {name: label_I.tolist() for name, label_I in scenario.group_I().items()}
     for mode in ("greedy", "sampled"):
         rollout = examination.rollout(networks, greedy=mode == "greedy")
         return_BA = rollout.reward_BRA.double().sum(1).tolist()
-        endings = zip(rollout.id_B.tolist(), rollout.y_B.tolist(), rollout.verdict_B.tolist(), rollout.length_B.tolist(), strict=True)
+        endings = zip(
+            rollout.id_B.tolist(),
+            rollout.y_B.tolist(),
+            rollout.verdict_B.tolist(),
+            rollout.length_B.tolist(),
+            strict=True,
+        )
         for place, (id, y, verdict, rounds) in enumerate(endings):
             yield {
                 "id": id,
@@ -55,7 +66,8 @@ def instances_of_networks(examination: Examination, networks: Mapping[str, nn.Mo
 
 
 def instances_of_text(folder: RunFolder, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
-    """The same of the dialogues of the last test of language models, which are sampled; an item that was tested again has several."""
+    """The same of the dialogues of the last test of language models, which are sampled; an item that was tested again
+    has several."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.items import stored_items
     from nip_ray.text.training.metrics import last_dialogues

@@ -1,9 +1,10 @@
 """What an attack found, put beside a run's other figures: into its `evaluation.json`, and onto its report.
 
 Decisions that matter here:
-- an attack takes minutes: whether it can be kept is found out before it, and what goes wrong in keeping it is said and loses no figures;
-- the attack's own entries are written, and nothing else: only beside figures of the same checkpoint, split and number of instances. A run
-  whose file is missing or damaged gets a new one, with the figures that the attack came with;
+- an attack takes minutes: whether it can be kept is found out before it, and what goes wrong in keeping it is said and
+  loses no figures;
+- the attack's own entries are written, and nothing else: only beside figures of the same checkpoint, split and number
+  of instances. A run whose file is missing or damaged gets a new one, with the figures that the attack came with;
 - goals are kept one by one: an attack on soundness leaves an earlier one on completeness as it was.
 """
 
@@ -22,10 +23,12 @@ _HOW = ("verifier", "seed", "settings")
 
 
 def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: bool = True) -> bool:
-    """True if what an attack finds may stand in the run's `evaluation.json`; why not, and that a damaged file will be replaced, is said.
+    """True if what an attack finds may stand in the run's `evaluation.json`; why not, and that a damaged file will be
+    replaced, is said.
 
-    about: iteration, split and num_instances of what is attacked. same_instances: whether they are those that the run itself would take.
-    Raises UserError for a file that cannot be read though it is not damaged: of a newer version, for one.
+    about: iteration, split and num_instances of what is attacked. same_instances: whether they are those that the run
+    itself would take. Raises UserError for a file that cannot be read though it is not damaged: of a newer version, for
+    one.
     """
     path = folder.path / EVALUATION
     if (folder.path / EXPORTED).is_file():
@@ -36,7 +39,9 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
         say(f"warning: {damage.partition('; ')[0]}; it will be replaced")
     if stored is None:
         return True
-    differing = [f"{name} {stored.get(name)} instead of {about[name]}" for name in _ABOUT if stored.get(name) != about[name]]
+    differing = [
+        f"{name} {stored.get(name)} instead of {about[name]}" for name in _ABOUT if stored.get(name) != about[name]
+    ]
     if not differing and not same_instances:
         differing = ["a sample of other instances"]
     if differing:
@@ -45,7 +50,8 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
 
 
 def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-    """Put what an attack found into the run's `evaluation.json`, and write the report again. document: what a new file holds beside it."""
+    """Put what an attack found into the run's `evaluation.json`, and write the report again. document: what a new file
+    holds beside it."""
     from nip_ray.evaluation.report import write_report
 
     try:
@@ -57,11 +63,16 @@ def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, A
 
 
 def merged(document: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` with the entries of an attack. Sections that were not attacked now keep theirs, if all of their entries are there."""
+    """`document` with the entries of an attack. Sections that were not attacked now keep theirs, if all of their
+    entries are there."""
     old = document.get("attack")
     old = old if isinstance(old, dict) else {}
     how = {name: old[name] for name in _HOW if name in old}
-    complete = [part for part, names in ENTRIES.items() if isinstance(old.get(part), dict) and all(name in document for name in names)]
+    complete = [
+        part
+        for part, names in ENTRIES.items()
+        if isinstance(old.get(part), dict) and all(name in document for name in names)
+    ]
     gone = {"attack", *(name for part, names in ENTRIES.items() if part not in complete for name in names)}
     rest = {name: value for name, value in document.items() if name not in gone}
     of_members, kept = "deciders_under_attack", {name for part in complete for name in ENTRIES[part]}

@@ -1,13 +1,15 @@
 """Matches of Hironaka's game between players by name and players out of run folders.
 
-A player is written as a name ("zeillinger"), a run folder (its own at the newest checkpoint) or RUN_DIR@N (at that of iteration N).
+A player is written as a name ("zeillinger"), a run folder (its own at the newest checkpoint) or RUN_DIR@N (at that of
+iteration N).
 
 Decisions that matter here:
 - a network sees the points as in its training (`scale_observation`), which is its own affair and no part of the game;
-- players of a run play the game that they were trained on; but starts and length are those of the published validator, so that the counts
-  can be compared with the published ones. Two scripted players play the published game altogether;
-- the published validator divides the points in every round, and its rounding leaves points apart that are equal. Networks trained on whole
-  numbers have never seen such positions, and some repeat one move for ever in them. `scale_state` asks for either form.
+- players of a run play the game that they were trained on; but starts and length are those of the published validator,
+  so that the counts can be compared with the published ones. Two scripted players play the published game altogether;
+- the published validator divides the points in every round, and its rounding leaves points apart that are equal.
+  Networks trained on whole numbers have never seen such positions, and some repeat one move for ever in them.
+  `scale_state` asks for either form.
 """
 
 from dataclasses import replace
@@ -24,7 +26,8 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 if TYPE_CHECKING:
     from nip_ray.scenarios.hironaka.players import Player, Role
 
-_GAME = ("dimension", "starts", "max_points", "max_value", "polytope", "reposition", "scale_state")  # what two players must agree on
+# what two players must agree on
+_GAME = ("dimension", "starts", "max_points", "max_value", "polytope", "reposition", "scale_state")
 
 
 def play_match(
@@ -32,10 +35,11 @@ def play_match(
 ) -> dict[str, Any]:
     """The record of a match (`MatchResult.record`), with host, agent, seed and scale_state.
 
-    scale_state: divide the points in every round, as the published validator does (None: as the runs were trained; between two scripted
-    players: yes). search_starts: also search so many random starts for the longest game that any agent can force on this host
-    ("search_starts", "search_depth", "search_complete"), always on whole numbers. Raises UserError for a player that is none, several that
-    play by turns in a run, two that were trained on different games, and a search with a host that draws its moves.
+    scale_state: divide the points in every round, as the published validator does (None: as the runs were trained;
+    between two scripted players: yes). search_starts: also search so many random starts for the longest game that any
+    agent can force on this host ("search_starts", "search_depth", "search_complete"), always on whole numbers. Raises
+    UserError for a player that is none, several that play by turns in a run, two that were trained on different games,
+    and a search with a host that draws its moves.
     """
     from nip_ray.scenarios.hironaka.game import Game
     from nip_ray.scenarios.hironaka.match import PUBLISHED, match
@@ -44,7 +48,9 @@ def play_match(
 
     games = [game for role, text in (("host", host), ("agent", agent)) if (game := _game_of(role, text)) is not None]
     if any(game != games[0] for game in games):
-        raise UserError(f"{host} and {agent}: trained on different games ({games[0]} and {games[-1]}), name two of the same game")
+        raise UserError(
+            f"{host} and {agent}: trained on different games ({games[0]} and {games[-1]}), name two of the same game"
+        )
     settings = replace(PUBLISHED, **(games[0] if games else {}))
     settings = settings if scale_state is None else replace(settings, scale_state=scale_state)
     players = player_of("host", host, settings.dimension), player_of("agent", agent, settings.dimension)

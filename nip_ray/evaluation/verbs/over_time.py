@@ -1,14 +1,15 @@
-"""`cross_play_checkpoints`: every kept checkpoint of a run against every other: how games ended, what rows scored, ratings.
+"""`cross_play_checkpoints`: every kept checkpoint of a run against every other: how games ended, what rows scored,
+ratings.
 
 Decisions that matter here:
-- rows are the verifiers of all checkpoints, columns everybody else of all: a verifier that has forgotten an earlier prover shows
-  it below the diagonal. In a game without a verifier rows are the first player;
-- a game is an instance: the verifier wins it by a right verdict, a player by being paid more than the others (as much: a draw).
-  So a prover's rating says how often verifiers err in its company, whether it deceives them or does not help;
+- rows are the verifiers of all checkpoints, columns everybody else of all: a verifier that has forgotten an earlier
+  prover shows it below the diagonal. In a game without a verifier rows are the first player;
+- a game is an instance: the verifier wins it by a right verdict, a player by being paid more than the others (as much:
+  a draw). So a prover's rating says how often verifiers err in its company, whether it deceives them or does not help;
 - all pairs are asked about the same instances under the same seeds; so intervals of ratings are over instances;
-- of language models weights are those of the kept checkpoints, and of the snapshots that the run keeps as opponents from the past. In
-  memory are one model for a group that is a row, one for a group that is a column, and the weights of all that learned (adapters, where
-  these did) at all times. Who does not learn is the same at all times.
+- of language models weights are those of the kept checkpoints, and of the snapshots that the run keeps as opponents
+  from the past. In memory are one model for a group that is a row, one for a group that is a column, and the weights of
+  all that learned (adapters, where these did) at all times. Who does not learn is the same at all times.
 """
 
 import copy
@@ -54,11 +55,18 @@ class Meeting:
 
 
 def cross_play_checkpoints(
-    run_dir: Path | str, *, greedy: bool = True, max_instances: int | None = None, seed: int = 0, dataset: Path | str | None = None
+    run_dir: Path | str,
+    *,
+    greedy: bool = True,
+    max_instances: int | None = None,
+    seed: int = 0,
+    dataset: Path | str | None = None,
 ) -> dict[str, Any]:
-    """{"run_dir", "roles", "runs", "greedy", "num_instances", "dataset", "matrix", "elo"}; docs/evaluation.md has the layout.
+    """{"run_dir", "roles", "runs", "greedy", "num_instances", "dataset", "matrix", "elo"}; docs/evaluation.md has the
+    layout.
 
-    The options are those of `cross_play`. Raises UserError for a run with fewer than two checkpoints and for one in which nobody meets.
+    The options are those of `cross_play`. Raises UserError for a run with fewer than two checkpoints and for one in
+    which nobody meets.
     """
     folder = RunFolder.open(run_dir)
     config = load_config(folder.path / CONFIG, checked=False)
@@ -71,7 +79,9 @@ def cross_play_checkpoints(
     names = [_name(iteration) for iteration in meeting.iterations]
     return {
         "run_dir": str(run_dir),
-        "runs": [{"name": _name(iteration), "iteration": iteration, "seed": config.seed} for iteration in meeting.iterations],
+        "runs": [
+            {"name": _name(iteration), "iteration": iteration, "seed": config.seed} for iteration in meeting.iterations
+        ],
         "greedy": greedy,
         "num_instances": meeting.count,
         "dataset": None if dataset is None else str(dataset),
@@ -84,7 +94,8 @@ def _name(iteration: int) -> str:
 
 
 def _spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
-    """The iterations that are played, of those whose weights are there. how: to have more of them. Raises UserError for fewer than two."""
+    """The iterations that are played, of those whose weights are there. how: to have more of them. Raises UserError for
+    fewer than two."""
     if len(kept) < 2:
         raise UserError(f"cross-play --checkpoints: {run_dir} has {len(kept)}, and needs two; {how}")
     if len(kept) > MOST:
@@ -93,7 +104,12 @@ def _spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
 
 
 def _networks(
-    folder: RunFolder, config: ExperimentConfig, greedy: bool, max_instances: int | None, seed: int, dataset: Path | str | None
+    folder: RunFolder,
+    config: ExperimentConfig,
+    greedy: bool,
+    max_instances: int | None,
+    seed: int,
+    dataset: Path | str | None,
 ) -> Meeting:
     if config.algorithm.name == "solo":
         raise UserError(f"cross-play: the agent of {folder.path} learned alone and meets nobody; name another run")
@@ -107,16 +123,22 @@ def _networks(
         for agent, network in networks.items():
             network.load_state_dict(tensors["training"]["modules"][agent])
         own = players(config, networks)
-        everyone.append(Contestant(_name(iteration), _name(iteration), folder.path, iteration, config, scenario, ids, own))
+        everyone.append(
+            Contestant(_name(iteration), _name(iteration), folder.path, iteration, config, scenario, ids, own)
+        )
     place_B = places(len(ids), max_instances, seed)
 
     def play(row: int, column: int) -> Games:
         return played(everyone[row], everyone[column], place_B, greedy, seed)
 
-    return Meeting(scenario.protocol, chosen, play, len(place_B), distinct_part(scenario, ids[place_B]) if greedy else None)
+    return Meeting(
+        scenario.protocol, chosen, play, len(place_B), distinct_part(scenario, ids[place_B]) if greedy else None
+    )
 
 
-def _language_models(folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_instances: int | None, seed: int) -> Meeting:
+def _language_models(
+    folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_instances: int | None, seed: int
+) -> Meeting:
     # here, not above: who plays networks must not wait for language models
     from nip_ray.text.costs.token_bills import TokenBills
     from nip_ray.text.dialogues.runner import test_tasks
@@ -127,16 +149,22 @@ def _language_models(folder: RunFolder, config: TextExperimentConfig, greedy: bo
 
     if not isinstance(config.algorithm, TokenTrainingSettings):
         raise UserError(
-            f"cross-play --checkpoints: the models of {folder.path} learned by {config.algorithm.name}, in jobs; it is for policy_gradient"
+            f"cross-play --checkpoints: the models of {folder.path} learned by {config.algorithm.name}, in jobs; it is"
+            " for policy_gradient"
         )
     prepared, run_dir = prepare(config, folder.path), folder.path
     if prepared.scenario.protocol.panel is not None:
-        raise UserError(f"cross-play --checkpoints: {folder.path} plays {config.protocol.name}, and takes one decider of language models")
+        raise UserError(
+            f"cross-play --checkpoints: {folder.path} plays {config.protocol.name}, and takes one decider of language"
+            " models"
+        )
     agents, members = language_agents(config), groups(config)
     learning = [group for group, own in members.items() if not agents[own[0]].frozen]
     for group in learning:
         if not config.providers[hosted := agents[members[group][0]].provider].local_models:
-            raise UserError(f"cross-play --checkpoints: {hosted} keeps the weights of {group}, {folder.path} has none of them")
+            raise UserError(
+                f"cross-play --checkpoints: {hosted} keeps the weights of {group}, {folder.path} has none of them"
+            )
     how = "set algorithm.keep_checkpoints=null to keep all, or name opponents, whose snapshots are kept"
     snapshots, checkpoints = kept_snapshots(run_dir, learning), kept_iterations(folder.checkpoints)
     weights: dict[int, Mapping[str, Mapping[str, Any]]] = {}  # iteration -> group -> what it had learned
@@ -180,7 +208,9 @@ def _language_models(folder: RunFolder, config: TextExperimentConfig, greedy: bo
         return Games(
             torch.tensor([dialogue.item.y for dialogue in dialogues]),
             torch.tensor([dialogue.verdict for dialogue in dialogues]),
-            torch.tensor([[dialogue.total(agent) for agent in protocol.agents] for dialogue in dialogues], dtype=torch.float64),
+            torch.tensor(
+                [[dialogue.total(agent) for agent in protocol.agents] for dialogue in dialogues], dtype=torch.float64
+            ),
             torch.tensor([dialogue.seed for dialogue in dialogues]),
         )
 

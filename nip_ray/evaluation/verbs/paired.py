@@ -1,13 +1,16 @@
-"""`compare_paired`: the verifiers of two runs on the same instances: where each is right, the difference, and what chance would do.
+"""`compare_paired`: the verifiers of two runs on the same instances: where each is right, the difference, and what
+chance would do.
 
 Decisions that matter here:
-- each run plays its own protocol with its own agents, so protocols can be compared, and a verifier alone with one that questions provers.
-  Networks play greedily, under the same episode seeds; of language models the dialogues of the last test are read;
-- the instances must be the same, one by one (of language models those count that both have tested). Those that either run has trained on
-  are left out, and counted;
-- the interval of a difference is that of `paired_difference`; p is the exact test of McNemar (Psychometrika 12, 1947): of the instances on
-  which one run alone is right, each run has half by chance. It is two-sided, and exact by the binomial distribution. In a game
-  whose situations are all played nothing is left to chance: the figures are exact, and there is no p.
+- each run plays its own protocol with its own agents, so protocols can be compared, and a verifier alone with one that
+  questions provers. Networks play greedily, under the same episode seeds; of language models the dialogues of the last
+  test are read;
+- the instances must be the same, one by one (of language models those count that both have tested). Those that either
+  run has trained on are left out, and counted;
+- the interval of a difference is that of `paired_difference`; p is the exact test of McNemar (Psychometrika 12, 1947):
+  of the instances on which one run alone is right, each run has half by chance. It is two-sided, and exact by the
+  binomial distribution. In a game whose situations are all played nothing is left to chance: the figures are exact, and
+  there is no p.
 """
 
 import json
@@ -38,8 +41,9 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 
 @dataclass(frozen=True)
 class Judged:
-    """What a run's verifier made of the instances. fresh_B: not trained with. shared: (the other's instances) -> the places of those that
-    both have, here and there; None where there are none. distinct: as of `distinct_part`, where the instances are all that there are.
+    """What a run's verifier made of the instances. fresh_B: not trained with. shared: (the other's instances) -> the
+    places of those that both have, here and there; None where there are none. distinct: as of `distinct_part`, where
+    the instances are all that there are.
     """
 
     iteration: int
@@ -56,12 +60,16 @@ class Judged:
         return replace(self, verdict_B=self.verdict_B[places], y_B=self.y_B[places], fresh_B=self.fresh_B[places])
 
 
-def compare_paired(first: Path | str, second: Path | str, *, dataset: Path | str | None = None, seed: int = 0) -> dict[str, Any]:
-    """{"runs": two of {"run_dir", "protocol", "iteration"}, "num_instances", "left_out", "dataset", and for accuracy, completeness,
-    soundness and undecided {"first", "second", "difference" (records; first less second), "only_first", "only_second" (instances), "p"}}.
+def compare_paired(
+    first: Path | str, second: Path | str, *, dataset: Path | str | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """{"runs": two of {"run_dir", "protocol", "iteration"}, "num_instances", "left_out", "dataset", and for accuracy,
+    completeness, soundness and undecided {"first", "second", "difference" (records; first less second), "only_first",
+    "only_second" (instances), "p"}}.
 
     dataset: a file of instances, of networks (none: the held-out split). seed: of the episodes.
-    Raises UserError for runs without a verifier, without a checkpoint or test, of different scenarios, and with other instances.
+    Raises UserError for runs without a verifier, without a checkpoint or test, of different scenarios, and with other
+    instances.
     """
     run_dirs = [Path(first), Path(second)]
     if run_dirs[0].resolve() == run_dirs[1].resolve():
@@ -69,17 +77,27 @@ def compare_paired(first: Path | str, second: Path | str, *, dataset: Path | str
     configs = [load_config(RunFolder.open(run_dir).path / CONFIG, checked=False) for run_dir in run_dirs]
     names = [config.scenario.name for config in configs]
     if names[0] != names[1] or type(configs[0]) is not type(configs[1]):
-        raise UserError(f"--paired: {first} is about {names[0]} and {second} about {names[1]}, with agents of their kind; name runs of one")
+        raise UserError(
+            f"--paired: {first} is about {names[0]} and {second} about {names[1]}, with agents of their kind; name runs"
+            " of one"
+        )
     one, other = (_judged(run_dir, config, dataset, seed) for run_dir, config in zip(run_dirs, configs, strict=True))
     shared = one.shared(other.instances)
     if shared is None:
-        hint = "name a file of instances with --dataset" if isinstance(configs[0], ExperimentConfig) else "name runs with the same items"
+        hint = (
+            "name a file of instances with --dataset"
+            if isinstance(configs[0], ExperimentConfig)
+            else "name runs with the same items"
+        )
         raise UserError(f"--paired: {first} and {second} have other held-out instances; {hint}")
     judged, count = (one.at(shared[0]), other.at(shared[1])), max(len(one.y_B), len(other.y_B))
     one, other = judged
     if one.protocol.verdicts != other.protocol.verdicts:
         verdicts = [", ".join(run.protocol.verdicts) for run in judged]
-        raise UserError(f"--paired: {first} gives the verdicts {verdicts[0]} and {second} {verdicts[1]}; name runs with the same ones")
+        raise UserError(
+            f"--paired: {first} gives the verdicts {verdicts[0]} and {second} {verdicts[1]}; name runs with the same"
+            " ones"
+        )
     kept_B = one.fresh_B & other.fresh_B
     if not kept_B.any():
         kept_B = np.ones_like(kept_B)  # such as a game with few instances: nothing is held out
@@ -100,7 +118,8 @@ def compare_paired(first: Path | str, second: Path | str, *, dataset: Path | str
 
 
 def pair_record(first_B: Flags, second_B: Flags, distinct: float | None = None) -> dict[str, Any]:
-    """Of two shares on the same instances; see `compare_paired`. distinct: of `distinct_part`; then all is exact, and there is no p."""
+    """Of two shares on the same instances; see `compare_paired`. distinct: of `distinct_part`; then all is exact, and
+    there is no p."""
     only_first, only_second = int((first_B & ~second_B).sum()), int((~first_B & second_B).sum())
     record = {
         "first": proportion(int(first_B.sum()), len(first_B)).record(),
@@ -117,14 +136,17 @@ def pair_record(first_B: Flags, second_B: Flags, distinct: float | None = None) 
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """The exact two-sided p of McNemar's test: min(1, 2 P(X <= min(b, c))) of X ~ Binomial(b + c, 1/2); 1 where b + c = 0."""
+    """The exact two-sided p of McNemar's test: min(1, 2 P(X <= min(b, c))) of X ~ Binomial(b + c, 1/2); 1 where b + c =
+    0."""
     from scipy.special import bdtr
 
     count = only_first + only_second
     return min(1.0, 2 * float(bdtr(min(only_first, only_second), count, 0.5))) if count else 1.0
 
 
-def _judged(run_dir: Path, config: ExperimentConfig | TextExperimentConfig, dataset: Path | str | None, seed: int) -> Judged:
+def _judged(
+    run_dir: Path, config: ExperimentConfig | TextExperimentConfig, dataset: Path | str | None, seed: int
+) -> Judged:
     protocol = from_settings(config.protocol)
     if protocol.verifier is None:
         raise UserError(f"--paired: {run_dir} plays {protocol.name}, which has no verifier; leave it out")
@@ -153,7 +175,9 @@ def _of_networks(run_dir: Path, config: ExperimentConfig, dataset: Path | str | 
 
     y_B = rollout.y_B.cpu().numpy()
     verdict_B = rollout.verdict_B.cpu().numpy()
-    return Judged(found.iteration, scenario.protocol, verdict_B, y_B, fresh_B, content, shared, distinct_part(scenario, ids))
+    return Judged(
+        found.iteration, scenario.protocol, verdict_B, y_B, fresh_B, content, shared, distinct_part(scenario, ids)
+    )
 
 
 def _of_text(run_dir: Path, config: TextExperimentConfig) -> Judged:
@@ -167,13 +191,19 @@ def _of_text(run_dir: Path, config: TextExperimentConfig) -> Judged:
     items = stored_items(run_dir, kind) or {"train": [], "test": []}
     found = last_dialogues(run_dir, config.iterations, {item.id: item for item in items["test"]})
     if found is None:
-        raise UserError(f"--paired: {run_dir} has no test dialogues; algorithm.test_scheme or evaluate_every says when there are some")
+        raise UserError(
+            f"--paired: {run_dir} has no test dialogues; algorithm.test_scheme or evaluate_every says when there are"
+            " some"
+        )
     iteration, dialogues = found
     if len({dialogue.item.id for dialogue in dialogues}) < len(dialogues):
         raise UserError(
-            f"--paired: {run_dir} has tested items several times, which are no pairs; name runs with algorithm.num_test_repeats: 1"
+            f"--paired: {run_dir} has tested items several times, which are no pairs; name runs with"
+            " algorithm.num_test_repeats: 1"
         )
-    written = [{key: value for key, value in kind.write_item(dialogue.item).items() if key != "id"} for dialogue in dialogues]
+    written = [
+        {key: value for key, value in kind.write_item(dialogue.item).items() if key != "id"} for dialogue in dialogues
+    ]
     place_of = {json.dumps(record, sort_keys=True): place for place, record in enumerate(written)}
 
     def shared(other: Mapping[str, int]) -> tuple[list[int], list[int]] | None:

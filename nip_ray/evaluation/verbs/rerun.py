@@ -1,11 +1,14 @@
-"""`rerun_tests`: the tests of an old run again, over all its checkpoints: on other data, with another seed, or simply once more.
+"""`rerun_tests`: the tests of an old run again, over all its checkpoints: on other data, with another seed, or simply
+once more.
 
-    reruns/NAME.json        format, version, dataset, seed, passed_over, and `checkpoints`: one record each, as in evaluation.json
+    reruns/NAME.json        format, version, dataset, seed, passed_over, and `checkpoints`: one record each, as in
+                            evaluation.json
 
 Decisions that matter here:
 - what the run wrote itself is not touched, and no lock is taken: a run that is still training can be tested, too;
-- a result that exists is never replaced: its name is taken by making the file, which fails where there is one, also when two processes
-  finish at once. Then the document is put there in one step; a kill between the two leaves an empty file, which is told as damaged;
+- a result that exists is never replaced: its name is taken by making the file, which fails where there is one, also
+  when two processes finish at once. Then the document is put there in one step; a kill between the two leaves an empty
+  file, which is told as damaged;
 - a damaged checkpoint is named and passed over. None left is an error.
 """
 
@@ -35,18 +38,26 @@ _STRANGE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def rerun_tests(
-    run_dir: Path | str, *, dataset: Path | str | None = None, seed: int | None = None, name: str | None = None, quiet: bool = True
+    run_dir: Path | str,
+    *,
+    dataset: Path | str | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    quiet: bool = True,
 ) -> list[dict[str, Any]]:
-    """The figures of every undamaged checkpoint, the oldest first, each as `evaluate_run` returns them, and `file`: where all are kept.
+    """The figures of every undamaged checkpoint, the oldest first, each as `evaluate_run` returns them, and `file`:
+    where all are kept.
 
-    dataset: a file of pairs (none: the run's own held-out split). seed: of sampled actions (none: the run's). name: of the file (none:
-    after the data set, with -2, -3 ... behind it where that is taken). quiet: without a progress line.
+    dataset: a file of pairs (none: the run's own held-out split). seed: of sampled actions (none: the run's). name: of
+    the file (none: after the data set, with -2, -3 ... behind it where that is taken). quiet: without a progress line.
     Raises UserError for a name that is taken, and as `evaluate_run` does.
     """
     folder = RunFolder.open(run_dir)
     if name is not None:
         if not _NAME.fullmatch(name):
-            raise UserError(f"--name {name}: must begin with a letter or digit and have letters, digits, _ . - only, at most 100")
+            raise UserError(
+                f"--name {name}: must begin with a letter or digit and have letters, digits, _ . - only, at most 100"
+            )
         if (folder.path / RERUNS / f"{name}.json").exists():
             raise UserError(f"--name {name}: this run has a rerun of that name; choose another")
     config = load_stored_config(folder.path / CONFIG)
@@ -89,7 +100,9 @@ def read_rerun(run_dir: Path | str, name: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}); remove it and rerun the tests") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UserError(f"{path} is damaged: it is not a document of the format {FORMAT}; remove it and rerun the tests")
+        raise UserError(
+            f"{path} is damaged: it is not a document of the format {FORMAT}; remove it and rerun the tests"
+        )
     check_version(document.get("version"), VERSION, str(path))
     return {key: value for key, value in document.items() if key not in ("format", "version")}
 
@@ -114,5 +127,7 @@ def _keep(run_dir: Path, content: Mapping[str, Any], name: str | None, usual: st
                 write_atomically(path, text.encode())
                 return path
     except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}); see to it that the run folder can be") from None
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}); see to it that the run folder can be"
+        ) from None
     raise UserError(f"--name {name}: this run has a rerun of that name by now; choose another")

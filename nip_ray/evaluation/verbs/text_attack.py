@@ -1,17 +1,19 @@
 """`attack_text_run`: adversarial language models. A run's prover is trained further on what fools its verifier.
 
 Decisions that matter here:
-- the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that it ended with, all
-  frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for the verdict that it wants. What fooled
-  the verifier is then just what is learned from. Its transcripts, its records of calls and its bill stand there, and `budget` holds for
-  it as for any run;
-- a run whose agents learn from their own tokens is attacked by its own rule, with the run's settings but for its warm-up and its
-  curriculum; any other by expert iteration;
-- two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues about training
-  items, in the first and in the last iteration, and measured on the held-out ones, which no choice and no training has seen. It goes on
-  from there where instructions or the best of n are asked for (`nip_ray.evaluation.verbs.text_search`), and then the last of these counts;
+- the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that
+  it ended with, all frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for
+  the verdict that it wants. What fooled the verifier is then just what is learned from. Its transcripts, its records of
+  calls and its bill stand there, and `budget` holds for it as for any run;
+- a run whose agents learn from their own tokens is attacked by its own rule, with the run's settings but for its
+  warm-up and its curriculum; any other by expert iteration;
+- two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues
+  about training items, in the first and in the last iteration, and measured on the held-out ones, which no choice and
+  no training has seen. It goes on from there where instructions or the best of n are asked for
+  (`nip_ray.evaluation.verbs.text_search`), and then the last of these counts;
 - goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
-- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's dialogues.
+- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's
+  dialogues.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,18 +58,25 @@ SEARCHES = ("text_best_of", "text_prompts", "text_proposed_prompts", "text_promp
 """Settings of attacks that train nothing."""
 
 
-def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: AttackSettings, *, quiet: bool = True) -> dict[str, Any]:
-    """The entries that an attack adds to `evaluation.json`, as of agents with networks, and `run_dir` of each goal's own run.
+def attack_text_run(
+    run_dir: Path, config: TextExperimentConfig, settings: AttackSettings, *, quiet: bool = True
+) -> dict[str, Any]:
+    """The entries that an attack adds to `evaluation.json`, as of agents with networks, and `run_dir` of each goal's
+    own run.
 
-    Of `settings` count goals, text_iterations and max_instances. Raises UserError where there is nobody to attack or to do it, and for
-    missing keys; TrainingError when a provider stays away or the budget is spent.
+    Of `settings` count goals, text_iterations and max_instances. Raises UserError where there is nobody to attack or to
+    do it, and for missing keys; TrainingError when a provider stays away or the budget is spent.
     """
     protocol = from_settings(_unshared(config.protocol))
     refuse_unfit(protocol)
-    if not protocol.two_verdicts and (settings.text_best_of > 1 or settings.text_prompts or settings.text_proposed_prompts):
+    if not protocol.two_verdicts and (
+        settings.text_best_of > 1 or settings.text_prompts or settings.text_proposed_prompts
+    ):
         keys = "evaluation.attack.text_best_of, text_prompts and text_proposed_prompts"
         raise UserError(f"{keys}: not available with more than two verdicts, as in {protocol.name}; leave them out")
-    counting = {name: getattr(settings, name) for name in ("max_instances", *SEARCHES)} | {"text_iterations": _iterations(config, settings)}
+    counting = {name: getattr(settings, name) for name in ("max_instances", *SEARCHES)} | {
+        "text_iterations": _iterations(config, settings)
+    }
     table = AttackTable(protocol, {"verifier": "sampled", "seed": config.seed, "settings": counting}, latest=True)
     for goal in attacked_goals(protocol, settings):
         wanted = wanted_for(protocol, goal)
@@ -92,7 +101,10 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         last = len(rows) + len(searched) - 1
         table.add(goal, agents, [*rows, *searched], by_member, winner=last if searched else winner, **more)
     if not table.document:
-        raise UserError(f"--attack: no prover of {protocol.name} is paid for a wrong verdict; choose other goals (evaluation.attack.goals)")
+        raise UserError(
+            f"--attack: no prover of {protocol.name} is paid for a wrong verdict; choose other goals"
+            " (evaluation.attack.goals)"
+        )
     return table.entries()
 
 
@@ -111,10 +123,14 @@ def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
 
 
 def attack_config(
-    config: TextExperimentConfig, models: Mapping[str, str], agents: tuple[str, ...], settings: AttackSettings, wanted: int
+    config: TextExperimentConfig,
+    models: Mapping[str, str],
+    agents: tuple[str, ...],
+    settings: AttackSettings,
+    wanted: int,
 ) -> TextExperimentConfig:
-    """The config of an attack by `agents`, who want the verdict `wanted`, on all others, who speak by `models`. Raises UserError for one
-    that cannot be run.
+    """The config of an attack by `agents`, who want the verdict `wanted`, on all others, who speak by `models`. Raises
+    UserError for one that cannot be run.
     """
     from nip_ray.config.rules import check
 
@@ -140,7 +156,9 @@ def attack_config(
             "name": f"{config.name}-attack",
             "iterations": _iterations(config, settings),
             "protocol": protocol,
-            "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
+            "scenario": replace(
+                scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}
+            ),
             "algorithm": _rule(config, agents, _mid_point(protocol, agents[0], wanted), settings.max_instances),
             "base_run": None,
             "opponents": None,
@@ -156,28 +174,34 @@ def _unshared(protocol: ProtocolSettings) -> ProtocolSettings:
 
 
 def _misled(protocol: ProtocolSettings, agents: Sequence[str], wanted: int) -> dict[str, tuple[str, ...]]:
-    """Attackers -> the roles in which they would be paid for other verdicts than `wanted` too: of one who chooses its side all roles, and
-    where there are several wrong verdicts those in which any of them is paid for.
+    """Attackers -> the roles in which they would be paid for other verdicts than `wanted` too: of one who chooses its
+    side all roles, and where there are several wrong verdicts those in which any of them is paid for.
     """
     made = from_settings(protocol)
     if made.chooser is not None:
         return {made.chooser: made.roles}
     if made.two_verdicts:
         return {}
-    found = {agent: [role for role in attacking_roles(made, wanted) if made.payment.of(role).goals.get(agent) is None] for agent in agents}
+    found = {
+        agent: [role for role in attacking_roles(made, wanted) if made.payment.of(role).goals.get(agent) is None]
+        for agent in agents
+    }
     return {agent: tuple(roles) for agent, roles in found.items() if roles}
 
 
 def _mid_point(protocol: ProtocolSettings, attacker: str, wanted: int) -> float:
     """Between the most and the least that a verdict pays an attacker. Raises UserError where all pay the same.
 
-    Not `Payment.mid_point`, which is for agents who can do better and worse under every label: an attacker may be paid under one alone.
+    Not `Payment.mid_point`, which is for agents who can do better and worse under every label: an attacker may be paid
+    under one alone.
     """
     made = table_of(protocol.name, protocol)
     tables = [made.payment.of(role).table(attacker) for role in attacking_roles(made, wanted) or made.roles or (None,)]
     amounts = [amount for table in tables for row in table for amount in row[:-1]]
     if min(amounts) == max(amounts):
-        raise UserError(f"--attack: {protocol.name} pays {attacker} the same for every verdict, so nothing tells a lie that works")
+        raise UserError(
+            f"--attack: {protocol.name} pays {attacker} the same for every verdict, so nothing tells a lie that works"
+        )
     return (min(amounts) + max(amounts)) / 2
 
 
@@ -185,7 +209,9 @@ def _iterations(config: TextExperimentConfig, settings: AttackSettings) -> int:
     return settings.text_iterations or (50 if learns_from_tokens(config) else 4)
 
 
-def _rule(config: TextExperimentConfig, agents: tuple[str, ...], threshold: float, max_instances: int | None) -> TextAlgorithmSettings:
+def _rule(
+    config: TextExperimentConfig, agents: tuple[str, ...], threshold: float, max_instances: int | None
+) -> TextAlgorithmSettings:
     """By which `agents` learn to attack. threshold: see `reward_threshold`."""
     rule = config.algorithm
     num_test_items = min((limit for limit in (rule.num_test_items, max_instances) if limit is not None), default=None)
@@ -218,7 +244,13 @@ def _rule(config: TextExperimentConfig, agents: tuple[str, ...], threshold: floa
 
 
 def _trained(
-    run_dir: Path, goal: str, config: TextExperimentConfig, wanted: int, roles: tuple[str, ...], quiet: bool, settings: AttackSettings
+    run_dir: Path,
+    goal: str,
+    config: TextExperimentConfig,
+    wanted: int,
+    roles: tuple[str, ...],
+    quiet: bool,
+    settings: AttackSettings,
 ) -> tuple[Path, "Prepared"]:
     """Run the attack in a new folder; returns that, and what it was about. roles: that its episodes draw."""
     import asyncio
@@ -230,17 +262,26 @@ def _trained(
     from nip_ray.text.training.trainer import begin, new_state, train
 
     prepared = prepare(config, run_dir)
-    check_search(config, prepared.scenario, [agent for agent, own in language_agents(config).items() if not own.frozen], settings)
+    check_search(
+        config, prepared.scenario, [agent for agent, own in language_agents(config).items() if not own.frozen], settings
+    )
     asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
     items = {split: [item for item in found if item.y != wanted] for split, found in prepared.items.items()}
     for split, found in items.items():
         if not found:
             name = config.protocol.verdicts[wanted]
-            raise UserError(f"--attack: the run has no {split} items whose right verdict is not {name} to attack {goal} on; leave it out")
+            raise UserError(
+                f"--attack: the run has no {split} items whose right verdict is not {name} to attack {goal} on; leave"
+                " it out"
+            )
     state = new_state(config)
     (run_dir / FOLDER).mkdir(exist_ok=True)
     goal = goal.replace("/", "-")
-    path = next(path for number in count(1) if not (path := run_dir / FOLDER / (goal if number == 1 else f"{goal}-{number}")).exists())
+    path = next(
+        path
+        for number in count(1)
+        if not (path := run_dir / FOLDER / (goal if number == 1 else f"{goal}-{number}")).exists()
+    )
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
         save_state(folder, state)
@@ -248,7 +289,8 @@ def _trained(
         if roles or len(from_settings(config.protocol).turns) > 1:
             store_roles(folder, roles, speakers)
         about = replace(prepared, items=items, roles=roles, speakers=speakers)
-        if learns_from_tokens(config):  # test the run's own models; the first checkpoint, from which the attack continues, has that bill
+        # test the run's own models; the first checkpoint, from which the attack continues, has that bill
+        if learns_from_tokens(config):
             with closing(begin(config, folder, about, state)) as trainer:
                 assert isinstance(trainer, PolicyGradientTrainer)
                 trainer.test(-1)
@@ -258,9 +300,15 @@ def _trained(
 
 
 def _searched(
-    path: Path, config: TextExperimentConfig, about: "Prepared", agents: tuple[str, ...], settings: AttackSettings, start: dict[str, Any]
+    path: Path,
+    config: TextExperimentConfig,
+    about: "Prepared",
+    agents: tuple[str, ...],
+    settings: AttackSettings,
+    start: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(further attackers, who go on from `start`; the instructions that were tried), as the settings ask for. path: the attack's folder."""
+    """(further attackers, who go on from `start`; the instructions that were tried), as the settings ask for. path: the
+    attack's folder."""
     asks = bool(settings.text_prompts or settings.text_proposed_prompts)
     if not asks and settings.text_best_of == 1:
         return [], []
@@ -291,28 +339,55 @@ def _searched(
                 chosen = next(row for row in prompts if row["chosen"])
                 if chosen["instruction"]:
                     scenario = instructed(scenario, agents, chosen["instruction"])
-                    more = {"instruction": chosen["instruction"], "start": start["name"], "selection": chosen["selection"]}
+                    more = {
+                        "instruction": chosen["instruction"],
+                        "start": start["name"],
+                        "selection": chosen["selection"],
+                    }
                     with talks.stage("test", stage) as hold:
                         dialogues = hold(scenario, tasks)
-                    made.append(_row("prompt", "prompt", dialogues, protocol, 1 - label, **more, iterations=start["iterations"]))
+                    made.append(
+                        _row("prompt", "prompt", dialogues, protocol, 1 - label, **more, iterations=start["iterations"])
+                    )
             if settings.text_best_of > 1:
                 with talks.stage("test", stage + 1) as hold:
                     found = best_of(hold, scenario, tasks, agents, label, settings.text_best_of)
-                more = {"start": made[-1]["name"] if made else start["name"], "search": found.curve(settings.text_best_of)}
-                row = _row("best_of", "best_of", found.again, protocol, 1 - label, **more, selection=None, iterations=start["iterations"])
+                more = {
+                    "start": made[-1]["name"] if made else start["name"],
+                    "search": found.curve(settings.text_best_of),
+                }
+                row = _row(
+                    "best_of",
+                    "best_of",
+                    found.again,
+                    protocol,
+                    1 - label,
+                    **more,
+                    selection=None,
+                    iterations=start["iterations"],
+                )
                 made.append({**row, "dialogues": found.held})
     return made, prompts
 
 
 def _row(
-    name: str, kind: str, held_out: Sequence["Dialogue"], protocol: Protocol, wanted: int, who: str = "verifier", **more: Any
+    name: str,
+    kind: str,
+    held_out: Sequence["Dialogue"],
+    protocol: Protocol,
+    wanted: int,
+    who: str = "verifier",
+    **more: Any,
 ) -> dict[str, Any]:
-    """What stands of an attacker in the table. held_out: its dialogues about held-out items. who: the verdict, or a member of a panel."""
+    """What stands of an attacker in the table. held_out: its dialogues about held-out items. who: the verdict, or a
+    member of a panel."""
     from nip_ray.text.training.metrics import dialogue_record, judged
 
     record = dialogue_record(held_out, protocol)
     _, place_B = np.unique([dialogue.item.id for dialogue in held_out], return_inverse=True)
-    fooled = clustered_share(np.bincount(place_B, [one.verdict == wanted for one in judged(held_out, protocol)[who]]), np.bincount(place_B))
+    fooled = clustered_share(
+        np.bincount(place_B, [one.verdict == wanted for one in judged(held_out, protocol)[who]]), np.bincount(place_B)
+    )
     return {
         "name": name,
         "kind": kind,
@@ -329,7 +404,8 @@ def _row(
 
 @dataclass(frozen=True)
 class Tried:
-    """An attacker: its dialogues about training items, by which it is chosen, and about held-out ones. iterations: that it learned."""
+    """An attacker: its dialogues about training items, by which it is chosen, and about held-out ones. iterations: that
+    it learned."""
 
     name: str
     iterations: int
@@ -345,7 +421,8 @@ def _tried(run_dir: Path, config: TextExperimentConfig) -> list[Tried]:
 
     items = stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
-    last, learned = config.iterations - 1, learns_from_tokens(config)  # who learns so does it in an iteration before its test, not after it
+    # who learns so does it in an iteration before its test, not after it
+    last, learned = config.iterations - 1, learns_from_tokens(config)
     found = []
     for name, iteration in (("own", 0), ("continued", last)) if last or learned else (("own", 0),):
         tested = -1 if learned and name == "own" else iteration

@@ -1,10 +1,11 @@
-"""What `evaluate_run` says of a run of language models: the figures of its last test, and the attack on the models that it ended with.
+"""What `evaluate_run` says of a run of language models: the figures of its last test, and the attack on the models that
+it ended with.
 
-Nothing is asked of a model for the figures: the dialogues of the last test are in the run folder. So they cannot be of other items, of an
-earlier iteration or with another seed, which is refused. Of an attack a few settings count, and the others are refused as well. An export
-has no dialogues: its models play the test of their run again, in this process: the same items, seeds and figures. Models that learned from
-their own tokens are sampled as that learning does, in step; others by the engine that answers for a run's. Hosted models are not asked:
-whoever evaluates would pay.
+Nothing is asked of a model for the figures: the dialogues of the last test are in the run folder. So they cannot be of
+other items, of an earlier iteration or with another seed, which is refused. Of an attack a few settings count, and the
+others are refused as well. An export has no dialogues: its models play the test of their run again, in this process:
+the same items, seeds and figures. Models that learned from their own tokens are sampled as that learning does, in step;
+others by the engine that answers for a run's. Hosted models are not asked: whoever evaluates would pay.
 """
 
 import asyncio
@@ -47,20 +48,23 @@ def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any]
 
 
 def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
-    """`text_document`; of an export, whose models play the test again. Raises UserError where there is no test as well."""
+    """`text_document`; of an export, whose models play the test again. Raises UserError where there is no test as
+    well."""
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
         return replayed_test(folder, config)
     document = text_document(folder.path, config)
     if document is None:
         raise UserError(
-            f"{folder.path}: this run has no test dialogues to examine; algorithm.test_scheme or evaluate_every says when there are some"
+            f"{folder.path}: this run has no test dialogues to examine; algorithm.test_scheme or evaluate_every says"
+            " when there are some"
         )
     return document
 
 
 def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
-    """The figures, as `evaluation.json` has them. Raises UserError for models that are not in the export, or are damaged."""
+    """The figures, as `evaluation.json` has them. Raises UserError for models that are not in the export, or are
+    damaged."""
     from nip_ray.text.dialogues.runner import test_tasks
     from nip_ray.text.parts import prepare
     from nip_ray.text.training.metrics import dialogue_record, risk_and_coverage
@@ -68,15 +72,25 @@ def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, 
     about = read_export(folder)
     check_files(folder.path, about["files"])
     if missing := [*about["elsewhere"], *(name for name, found in speaking_providers(config).items() if found.hosted)]:
-        raise UserError(f"{folder.path}: does not hold the models of {', '.join(missing)}, a provider does; evaluate the run itself")
+        raise UserError(
+            f"{folder.path}: does not hold the models of {', '.join(missing)}, a provider does; evaluate the run itself"
+        )
     prepared = prepare(config)
-    tasks = test_tasks(prepared.items["test"], config.seed, config.algorithm.num_test_items, config.algorithm.num_test_repeats)
+    tasks = test_tasks(
+        prepared.items["test"], config.seed, config.algorithm.num_test_items, config.algorithm.num_test_repeats
+    )
     play = _in_step if learns_from_tokens(config) else _by_engine
     dialogues = play(folder, config, prepared, tasks, about["iteration"] - 1)
     record = dialogue_record(dialogues, prepared.scenario.protocol, groups=prepared.kind.groups)
     count = len({dialogue.item.id for dialogue in dialogues})
     kind = prepared.kind
-    told = {"iteration": about["iteration"], "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    told = {
+        "iteration": about["iteration"],
+        "split": "test",
+        "num_instances": count,
+        "held_out": kind.held_out,
+        "sampled": record,
+    }
     return told | risk_and_coverage(dialogues)
 
 
@@ -121,7 +135,8 @@ def _by_engine(
 def attacked_text_run(
     folder: RunFolder, config: TextExperimentConfig, settings: AttackSettings, seed: int | None, quiet: bool
 ) -> dict[str, Any]:
-    """The entries of an attack on the last models of a run, which are kept in its evaluation.json. seed: of all draws (None: the run's)."""
+    """The entries of an attack on the last models of a run, which are kept in its evaluation.json. seed: of all draws
+    (None: the run's)."""
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
         raise UserError(f"--attack: {folder.path} is an export of language models; attack the run, and export it then")
@@ -139,7 +154,8 @@ def attacked_text_run(
 
 
 def refuse_unused(given: Mapping[str, Any], settings: Sequence[str], attacked: bool) -> None:
-    """Raises UserError for what would be ignored. given: option of `evaluate_run` -> its value; settings: "evaluation.key=value"."""
+    """Raises UserError for what would be ignored. given: option of `evaluate_run` -> its value; settings:
+    "evaluation.key=value"."""
     for name, value in given.items():
         if value is not None and not (attacked and name == "seed"):
             told = (

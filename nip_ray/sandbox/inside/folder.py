@@ -1,4 +1,5 @@
-"""Removing temporary folders, whatever a program left in them. By then no process of the program is left to move things."""
+"""Removing temporary folders, whatever a program left in them. By then no process of the program is left to move
+things."""
 
 import contextlib
 import shutil
@@ -6,7 +7,8 @@ import subprocess
 
 
 def remove(path):
-    """Remove a folder and all in it: links, pipes, folders without any permission, trees of any depth. Raises OSError."""
+    """Remove a folder and all in it: links, pipes, folders without any permission, trees of any depth. Raises
+    OSError."""
     with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(path)
         return

@@ -80,7 +80,10 @@ def lay(request, stdin, files):
     os.mkdir(top, 0o700)
     os.makedirs(f"{top}/env/bin")
     os.symlink(executable, f"{top}/env/bin/python")
-    write(f"{top}/env/pyvenv.cfg", f"home = {os.path.dirname(executable)}\ninclude-system-site-packages = false\n".encode())
+    write(
+        f"{top}/env/pyvenv.cfg",
+        f"home = {os.path.dirname(executable)}\ninclude-system-site-packages = false\n".encode(),
+    )
     write(f"{top}/stdin", stdin)
     os.mkdir(f"{top}/box")
     for name, content in files.items():
@@ -153,7 +156,8 @@ def follow(program, request, driver, wake):
 
 
 def take(stream, kept, most):
-    """Keep what is there, of which at most one byte too many. False at the end of the stream, None when there is nothing now."""
+    """Keep what is there, of which at most one byte too many. False at the end of the stream, None when there is
+    nothing now."""
     try:
         data = os.read(stream.fileno(), 1 << 16)
     except BlockingIOError:
@@ -173,7 +177,8 @@ def drain(program, output, errors, most):
 
 
 def end(program, request):
-    """Kill the program and its process group, which is one step for the kernel; then reap it. Its number is its own until then."""
+    """Kill the program and its process group, which is one step for the kernel; then reap it. Its number is its own
+    until then."""
     done = os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     if request["stop"] and not done:  # the client of a container engine does not take the container with it
         no = subprocess.DEVNULL
@@ -184,7 +189,8 @@ def end(program, request):
 
 
 def excess(session, request):
-    """What there is too much of ("processes", "memory", "disk"), or None. Whoever left the program's group is killed here and now."""
+    """What there is too much of ("processes", "memory", "disk"), or None. Whoever left the program's group is killed
+    here and now."""
     found = family(session)
     reason = None
     if sum(threads for threads, _ in found.values()) > request["processes"]:
@@ -201,17 +207,23 @@ def excess(session, request):
 
 
 def family(session):
-    """{process: (threads, resident bytes)} of the program's session and of the descendants of who is in it. Needs /proc."""
+    """{process: (threads, resident bytes)} of the program's session and of the descendants of who is in it. Needs
+    /proc."""
     rows = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                rows[int(name)] = file.read().rpartition(b")")[2].split()  # a program may call itself anything, parentheses too
+                # a program may call itself anything, parentheses too
+                rows[int(name)] = file.read().rpartition(b")")[2].split()
     found, border = {session} & rows.keys(), -1
     while border != len(found):
         border = len(found)
         found |= {number for number, row in rows.items() if int(row[3]) == session or int(row[1]) in found}
-    return {number: (int(rows[number][17]), int(rows[number][21]) * PAGE) for number in found if rows[number][0] not in b"ZX"}
+    return {
+        number: (int(rows[number][17]), int(rows[number][21]) * PAGE)
+        for number in found
+        if rows[number][0] not in b"ZX"
+    }
 
 
 def too_full(top, most):

@@ -1,10 +1,11 @@
 """The built-in data set: the problems of `built_in.jsonl.gz`, each with a right program and a wrong one.
 
 Decisions that matter here:
-- items come in pairs: a right and a wrong program for the same question. So neither question nor family nor difficulty says anything of the
-  label, and the labels are balanced exactly (an odd number of items has one right program more);
+- items come in pairs: a right and a wrong program for the same question. So neither question nor family nor difficulty
+  says anything of the label, and the labels are balanced exactly (an odd number of items has one right program more);
 - families of the two splits are disjoint, and those of a split take turns, as long as they have problems;
-- the set is fixed: a seed draws from it, and no program is run. `scripts/create_cv_dataset.py` made it, and makes others.
+- the set is fixed: a seed draws from it, and no program is run. `scripts/create_cv_dataset.py` made it, and makes
+  others.
 """
 
 import gzip
@@ -63,7 +64,9 @@ def draw_items(num: int, split: Split, difficulties: Sequence[Difficulty], seed:
     found = [pair for pair in built_in_pairs() if pair.split == split and pair.difficulty in difficulties]
     if num > 2 * len(found):
         there = f"there are {2 * len(found)} built-in {split} items of {', '.join(difficulties)}"
-        raise UserError(f"{key}: got {num}, but {there}; lower it, or make more with scripts/create_cv_dataset.py of the repository")
+        raise UserError(
+            f"{key}: got {num}, but {there}; lower it, or make more with scripts/create_cv_dataset.py of the repository"
+        )
     rng.shuffle(found)
     numbers: dict[str, count[int]] = defaultdict(count)
     turns = sorted(found, key=lambda pair: next(numbers[pair.family]))
@@ -72,9 +75,13 @@ def draw_items(num: int, split: Split, difficulties: Sequence[Difficulty], seed:
 
 def made_items(pairs: Sequence[Pair], num: int, rng: Random) -> list[Made]:
     """The first `num` programs of the pairs, in an order drawn by `rng`; the right one of a pair is its first."""
-    programs = [(pair, text, operator) for pair in pairs for text, operator in ((pair.right, ""), (pair.wrong, pair.operator))][:num]
+    programs = [
+        (pair, text, operator) for pair in pairs for text, operator in ((pair.right, ""), (pair.wrong, pair.operator))
+    ][:num]
     rng.shuffle(programs)
     return [
-        Made(CodeItem(i, pair.question, text, int(not operator), stance_of(text), pair.difficulty, pair.family), operator)
+        Made(
+            CodeItem(i, pair.question, text, int(not operator), stance_of(text), pair.difficulty, pair.family), operator
+        )
         for i, (pair, text, operator) in enumerate(programs)
     ]

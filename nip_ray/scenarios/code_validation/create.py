@@ -15,12 +15,18 @@ from nip_ray.storage.files import refuse_unwritable
 
 
 def write_code_items(
-    out: Path, items: int, seed: int, split: Any = "train", difficulties: tuple[Any, ...] | None = None, *, replace: bool = False
+    out: Path,
+    items: int,
+    seed: int,
+    split: Any = "train",
+    difficulties: tuple[Any, ...] | None = None,
+    *,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Draw items into the .jsonl file `out`, the same bytes for the same arguments; returns a summary (`write_made`).
 
-    difficulties: None for all. replace: a file that is there. Raises UserError for arguments that make no sense, and for more items than
-    there are.
+    difficulties: None for all. replace: a file that is there. Raises UserError for arguments that make no sense, and
+    for more items than there are.
     """
     if split not in get_args(Split):
         raise UserError(f"--split {split}: expected train or test")
@@ -34,7 +40,8 @@ def write_code_items(
 
 
 def check_place(path: Path, replace: bool) -> None:
-    """Raise UserError, before any work, where `path` is no .jsonl file, cannot be written, or is there already and not to be replaced."""
+    """Raise UserError, before any work, where `path` is no .jsonl file, cannot be written, or is there already and not
+    to be replaced."""
     if path.suffix != ".jsonl":
         raise UserError(f"--out {path}: expected a .jsonl file")
     refuse_unwritable(path)
@@ -45,8 +52,8 @@ def check_place(path: Path, replace: bool) -> None:
 def write_made(made: Sequence[Made], out: Path, seconds: float) -> dict[str, Any]:
     """Writes the items to `out`. seconds: that it took to make them.
 
-    Returns `file`, `items`, counts by `labels`, `difficulties` and `operators` (of wrong programs), the number of `families`, `seconds`,
-    and the file's `sha256`.
+    Returns `file`, `items`, counts by `labels`, `difficulties` and `operators` (of wrong programs), the number of
+    `families`, `seconds`, and the file's `sha256`.
     """
     write_items([one.item for one in made], out)
     return {

@@ -1,10 +1,12 @@
 """Data sets of code validation in files, and `load_items`, the one door to items of any source.
 
 Decisions that matter here:
-- a file is JSONL (standard library alone) or parquet (with pyarrow, extra `hf`); what its rows are is told by their columns: ours, or the
-  published ones of `nip_ray.scenarios.code_validation.hub`;
-- whatever is wrong with a file is one `UserError` that names file, line and column, what is wrong and what would be right;
-- of files that have more items than asked for, a seeded and balanced choice is taken, never the head: published files are sorted by label.
+- a file is JSONL (standard library alone) or parquet (with pyarrow, extra `hf`); what its rows are is told by their
+  columns: ours, or the published ones of `nip_ray.scenarios.code_validation.hub`;
+- whatever is wrong with a file is one `UserError` that names file, line and column, what is wrong and what would be
+  right;
+- of files that have more items than asked for, a seeded and balanced choice is taken, never the head: published files
+  are sorted by label.
 """
 
 import json
@@ -16,7 +18,16 @@ from typing import Any, get_args
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.built_in import Split, draw_items
-from nip_ray.scenarios.code_validation.hub import APPS, BUGGY, REPOSITORIES, Row, apps_items, buggy_items, download, fail
+from nip_ray.scenarios.code_validation.hub import (
+    APPS,
+    BUGGY,
+    REPOSITORIES,
+    Row,
+    apps_items,
+    buggy_items,
+    download,
+    fail,
+)
 from nip_ray.scenarios.code_validation.item import COLUMNS, CodeItem
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeDataSettings, Difficulty
@@ -26,10 +37,11 @@ _HINT = f"the columns {', '.join(COLUMNS)}, or the published ones of {APPS} or {
 
 
 def load_items(settings: CodeDataSettings, split: Split, seed: int) -> list[CodeItem]:
-    """The items of a split: from its file if one is named, else built-in ones or from the hub, as `settings.source` says.
+    """The items of a split: from its file if one is named, else built-in ones or from the hub, as `settings.source`
+    says.
 
-    At most `num_train` or `num_test` items. Raises UserError for anything that is wrong with a file, where no items are left, or where
-    more built-in ones are asked for than there are.
+    At most `num_train` or `num_test` items. Raises UserError for anything that is wrong with a file, where no items are
+    left, or where more built-in ones are asked for than there are.
     """
     num = settings.num_train if split == "train" else settings.num_test
     file = settings.train if split == "train" else settings.test
@@ -40,11 +52,14 @@ def load_items(settings: CodeDataSettings, split: Split, seed: int) -> list[Code
 
 
 def load_splits(settings: CodeDataSettings, seed: int) -> dict[str, list[CodeItem]]:
-    """Split -> items, as the settings say. Raises UserError for unusable files, and for solutions that stand in both splits."""
+    """Split -> items, as the settings say. Raises UserError for unusable files, and for solutions that stand in both
+    splits."""
     made = {split: load_items(settings, split, seed) for split in get_args(Split)}
     both = {item.solution for item in made["train"]} & {item.solution for item in made["test"]}
     if both:
-        raise UserError(f"scenario.data.test: {len(both)} of its solutions stand in the training items too, hold others out")
+        raise UserError(
+            f"scenario.data.test: {len(both)} of its solutions stand in the training items too, hold others out"
+        )
     return made
 
 
@@ -53,7 +68,10 @@ def _from_hub(settings: CodeDataSettings, split: Split) -> list[CodeItem]:
     return _PUBLISHED[repository](download(repository, split), f"{repository} ({split})", settings)
 
 
-_PUBLISHED: dict[str, Callable[[Sequence[Row], str, CodeDataSettings], list[CodeItem]]] = {APPS: apps_items, BUGGY: buggy_items}
+_PUBLISHED: dict[str, Callable[[Sequence[Row], str, CodeDataSettings], list[CodeItem]]] = {
+    APPS: apps_items,
+    BUGGY: buggy_items,
+}
 
 
 def truncate(items: Sequence[CodeItem], num: int, seed: int) -> list[CodeItem]:
@@ -71,8 +89,12 @@ def truncate(items: Sequence[CodeItem], num: int, seed: int) -> list[CodeItem]:
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def read_items(path: Path, settings: CodeDataSettings = CodeDataSettings(difficulties=get_args(Difficulty))) -> list[CodeItem]:  # noqa: B008
-    """All items of a file, in its order. settings: how rows in published columns become items, and which difficulties to keep.
+def read_items(
+    path: Path,
+    settings: CodeDataSettings = CodeDataSettings(difficulties=get_args(Difficulty)),  # noqa: B008
+) -> list[CodeItem]:
+    """All items of a file, in its order. settings: how rows in published columns become items, and which difficulties
+    to keep.
 
     Raises UserError for anything that is wrong with the file.
     """
@@ -83,7 +105,9 @@ def read_items(path: Path, settings: CodeDataSettings = CodeDataSettings(difficu
         kept = [item for item in items if item.difficulty in settings.difficulties]
         if not kept:
             found = ", ".join(sorted({item.difficulty for item in items}))
-            raise UserError(f"{path}: difficulty: has no items of {', '.join(settings.difficulties)}; expected: one of {found}")
+            raise UserError(
+                f"{path}: difficulty: has no items of {', '.join(settings.difficulties)}; expected: one of {found}"
+            )
         return kept
     if "buggy_solutions" in columns:
         return buggy_items(rows, str(path), settings)
@@ -118,9 +142,13 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             raise UserError(f"{path}: line {number}: is not UTF-8; expected: a JSON object in UTF-8") from None
         except (json.JSONDecodeError, RecursionError) as error:
             what = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-            raise UserError(f"{path}: line {number}: is not JSON ({what}); expected: one JSON object on each line") from None
+            raise UserError(
+                f"{path}: line {number}: is not JSON ({what}); expected: one JSON object on each line"
+            ) from None
         if not isinstance(values, dict):
-            raise UserError(f"{path}: line {number}: is a JSON {type(values).__name__}; expected: an object with {_HINT}")
+            raise UserError(
+                f"{path}: line {number}: is a JSON {type(values).__name__}; expected: an object with {_HINT}"
+            )
         if b"\\ud" in line.lower():
             _refuse_half_characters(values, f"{path}: line {number}")
         yield Row(f"line {number}", values)
@@ -133,7 +161,9 @@ def _refuse_half_characters(values: Mapping[str, Any], place: str) -> None:
             json.dumps([column, value], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start]).strip("'")
-            raise UserError(f"{place}: {ascii(column)[1:-1]}: holds {half}, half of a surrogate pair; expected: whole characters") from None
+            raise UserError(
+                f"{place}: {ascii(column)[1:-1]}: holds {half}, half of a surrogate pair; expected: whole characters"
+            ) from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -145,7 +175,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         table = parquet.read_table(path)
         rows = table.to_pylist()
     except Exception as error:  # damaged bytes make the reader raise nearly anything
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}); expected: a parquet file with {_HINT}") from error
+        raise UserError(
+            f"{path}: cannot be read ({type(error).__name__}); expected: a parquet file with {_HINT}"
+        ) from error
     yield from (Row(f"row {number}", values) for number, values in enumerate(rows, 1))
 
 
@@ -165,11 +197,23 @@ def _own_item(row: Row, path: Path) -> CodeItem:
     values = {name: row.values.get(name) for name in COLUMNS}
     for name in COLUMNS:
         if name not in row.values:
-            fail(path, row, name, f"is missing (found: {', '.join(row.values) or 'none'})", f"the columns {', '.join(COLUMNS)}")
+            fail(
+                path,
+                row,
+                name,
+                f"is missing (found: {', '.join(row.values) or 'none'})",
+                f"the columns {', '.join(COLUMNS)}",
+            )
     for name in ("question", "solution"):
         text = values[name]
         if not isinstance(text, str) or not text.strip():
-            fail(path, row, name, "is empty" if isinstance(text, str) else f"is {_shown(text)}", "a text that is not empty")
+            fail(
+                path,
+                row,
+                name,
+                "is empty" if isinstance(text, str) else f"is {_shown(text)}",
+                "a text that is not empty",
+            )
     if type(values["id"]) is not int:
         fail(path, row, "id", f"is {_shown(values['id'])}", "a whole number")
     for name in ("y", "prover_stance"):
@@ -192,7 +236,8 @@ def _shown(value: Any) -> str:
 
 
 def write_items(items: Sequence[CodeItem], path: Path) -> None:
-    """Writes a .jsonl or .parquet file, atomically: a crash leaves the old file or the new one. The same items give the same JSONL bytes.
+    """Writes a .jsonl or .parquet file, atomically: a crash leaves the old file or the new one. The same items give the
+    same JSONL bytes.
 
     Raises UserError when the place cannot be written.
     """

@@ -1,13 +1,15 @@
-"""The published data sets of programs: APPS and buggy-APPS. What their rows mean, and reading them from the Hugging Face hub.
+"""The published data sets of programs: APPS and buggy-APPS. What their rows mean, and reading them from the Hugging
+Face hub.
 
-APPS has correct solutions only, so all of its items are right. buggy-APPS has for each problem a list of correct solutions and a list
-of solutions that a language model made wrong, and every one of them is an item.
+APPS has correct solutions only, so all of its items are right. buggy-APPS has for each problem a list of correct
+solutions and a list of solutions that a language model made wrong, and every one of them is an item.
 
 Decisions that matter here:
-- lists of solutions come as lists or as JSON texts of lists, and an entry is a text or an object that has the text in one of
-  `SOLUTION_FIELDS`; anything else is a `UserError` that names the row;
+- lists of solutions come as lists or as JSON texts of lists, and an entry is a text or an object that has the text in
+  one of `SOLUTION_FIELDS`; anything else is a `UserError` that names the row;
 - a row is flagged when a column with "flag" or "moderation" in its name is not empty, false or zero;
-- ids are the problems' numbers (APPS), or positions among all items (buggy-APPS). All solutions of a problem have one `family`.
+- ids are the problems' numbers (APPS), or positions among all items (buggy-APPS). All solutions of a problem have one
+  `family`.
 """
 
 import json
@@ -47,7 +49,13 @@ def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> l
             continue
         number = _number(row, "problem_id", where)
         if number in items:
-            fail(where, row, "problem_id", f"{number} stands in an earlier row, too", "a number of its own for each problem")
+            fail(
+                where,
+                row,
+                "problem_id",
+                f"{number} stands in an earlier row, too",
+                "a number of its own for each problem",
+            )
         items[number] = _item(number, row, solutions[settings.solution_number], 1, where)
     if not items:
         wanted = f"of difficulty {' or '.join(settings.difficulties)} with a solution number {settings.solution_number}"
@@ -56,11 +64,16 @@ def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> l
 
 
 def buggy_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> list[CodeItem]:
-    """Every correct and every wrong solution of the wanted difficulties, without flagged rows if `exclude_flagged`; first the right ones.
+    """Every correct and every wrong solution of the wanted difficulties, without flagged rows if `exclude_flagged`;
+    first the right ones.
 
     where: the file's name, for messages. Raises UserError for malformed rows and where nothing is left.
     """
-    kept = [row for row in rows if _difficulty(row, where) in settings.difficulties and not (settings.exclude_flagged and is_flagged(row))]
+    kept = [
+        row
+        for row in rows
+        if _difficulty(row, where) in settings.difficulties and not (settings.exclude_flagged and is_flagged(row))
+    ]
     found = [
         _item(0, row, solution, y, where)
         for column, y in (("solutions", 1), ("buggy_solutions", 0))
@@ -68,7 +81,9 @@ def buggy_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> 
         for solution in solutions_of(row, column, where)
     ]
     if not found:
-        raise UserError(f"{where}: has no solutions of difficulty {' or '.join(settings.difficulties)} left; expected: at least one")
+        raise UserError(
+            f"{where}: has no solutions of difficulty {' or '.join(settings.difficulties)} left; expected: at least one"
+        )
     return [replace(item, id=i) for i, item in enumerate(found)]
 
 
@@ -87,7 +102,8 @@ def _is_set(value: Any) -> bool:
 
 
 def download(repository: str, split: str) -> list[Row]:
-    """The rows of a split of a data set on the hub. Raises UserError without the extra `hf`, or where the hub cannot be reached."""
+    """The rows of a split of a data set on the hub. Raises UserError without the extra `hf`, or where the hub cannot be
+    reached."""
     try:
         from datasets import load_dataset
     except ImportError:
@@ -112,7 +128,13 @@ def _item(number: int, row: Row, solution: str, y: int, where: str) -> CodeItem:
 def _difficulty(row: Row, where: str) -> str:
     value = row.values.get("difficulty")
     if not isinstance(value, str):
-        fail(where, row, "difficulty", "is missing" if value is None else "is no text", "introductory, interview or competition")
+        fail(
+            where,
+            row,
+            "difficulty",
+            "is missing" if value is None else "is no text",
+            "introductory, interview or competition",
+        )
     return value
 
 
@@ -149,7 +171,13 @@ def _texts(entries: Sequence[Any], row: Row, column: str, where: str) -> Iterato
         if isinstance(entry, Mapping):
             text = next((entry[name] for name in SOLUTION_FIELDS if isinstance(entry.get(name), str)), None)
         if not isinstance(text, str):
-            fail(where, row, column, f"entry {i} has no solution", f"a text, or an object with one of {', '.join(SOLUTION_FIELDS)}")
+            fail(
+                where,
+                row,
+                column,
+                f"entry {i} has no solution",
+                f"a text, or an object with one of {', '.join(SOLUTION_FIELDS)}",
+            )
         if text.strip():
             yield text
 

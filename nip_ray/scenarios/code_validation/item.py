@@ -8,9 +8,9 @@ from hashlib import sha256
 class CodeItem:
     """One question: does `solution` solve `question`?
 
-    id: unique within a data set and its split. y: 1 for a correct solution, 0 for a wrong one. prover_stance: the verdict that a
-    prover with a random stance argues for. difficulty: introductory, interview or competition. family: problems of one family are
-    alike, and never stand in two splits; empty where nothing is known of it.
+    id: unique within a data set and its split. y: 1 for a correct solution, 0 for a wrong one. prover_stance: the
+    verdict that a prover with a random stance argues for. difficulty: introductory, interview or competition. family:
+    problems of one family are alike, and never stand in two splits; empty where nothing is known of it.
     """
 
     id: int

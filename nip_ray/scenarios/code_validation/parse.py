@@ -1,20 +1,22 @@
-"""Reading replies: a decision, or a message for each channel in which the agent has its turn; in text or as JSON, on the scale of verdicts.
+"""Reading replies: a decision, or a message for each channel in which the agent has its turn; in text or as JSON, on
+the scale of verdicts.
 
 How ambiguity is treated:
 - only deciding agents decide. What a prover writes is its message, whatever it says, "Decision: accept" included;
-- a decision is a line of its own, "Decision:" and one entry of the verdict scale, in any case. Markdown emphasis, a leading "#" or
-  "-", quotation marks or brackets around the line, and a full stop or exclamation mark at its end are overlooked, and so are
-  characters without width and marks of writing direction, which could make a line look like another. A full-width colon is a colon.
-  Other lines may give reasons;
-- a reply is refused where its decision is in doubt: a line that starts with "Decision:" and does not continue with an entry of the scale
-  and nothing else; two different decisions, on lines of their own or inside text; a decision inside a line of text or a quotation (">")
-  alone; a decision beside a question under one of the agent's headers. The same decision may be repeated;
-- who chooses a side says so on a line of its own in its first message, "Side: accept" or "Side: reject", as a decision is written, and
-  names no other side on such a line; its message is the whole reply;
+- a decision is a line of its own, "Decision:" and one entry of the verdict scale, in any case. Markdown emphasis, a
+  leading "#" or "-", quotation marks or brackets around the line, and a full stop or exclamation mark at its end are
+  overlooked, and so are characters without width and marks of writing direction, which could make a line look like
+  another. A full-width colon is a colon. Other lines may give reasons;
+- a reply is refused where its decision is in doubt: a line that starts with "Decision:" and does not continue with an
+  entry of the scale and nothing else; two different decisions, on lines of their own or inside text; a decision inside
+  a line of text or a quotation (">") alone; a decision beside a question under one of the agent's headers. The same
+  decision may be repeated;
+- who chooses a side says so on a line of its own in its first message, "Side: accept" or "Side: reject", as a decision
+  is written, and names no other side on such a line; its message is the whole reply;
 - after a decision nothing is written to any channel;
-- an agent that writes to one channel writes its whole reply there. One that writes to several needs the header of each exactly once, at
-  the start of a line (markdown marks before it are overlooked), with text after it. A channel's message runs from its header, which
-  stays, to the next header; what stands before the first header is read by nobody;
+- an agent that writes to one channel writes its whole reply there. One that writes to several needs the header of each
+  exactly once, at the start of a line (markdown marks before it are overlooked), with text after it. A channel's
+  message runs from its header, which stays, to the next header; what stands before the first header is read by nobody;
 - an empty reply, and one of more than `MAX_CHARACTERS`, is refused.
 Everything takes time linear in the length of the reply.
 """
@@ -32,12 +34,16 @@ from nip_ray.protocols import DECISIONS
 # ---------------------------------------------------------------------------------------------------------------------
 # How a verifier states its verdict: accept or reject, a number from 1 to 7, or from 0 to 100.
 #
-# - a scale is a table from what may stand after "Decision:" to a confidence, the probability in [0, 1] that the verifier gives to
+# - a scale is a table from what may stand after "Decision:" to a confidence, the probability in [0, 1] that the
+# verifier gives to
 #   acceptance: (k - 1) / 6 on the scale of seven, k / 100 in per cent;
-# - above one half is acceptance, below is rejection. Exactly the middle (4, and 50) ends the dialogue without a verdict: calling it a
-#   rejection would make soundness look better and completeness worse by definition. It is paid halfway between both, and counts as
+# - above one half is acceptance, below is rejection. Exactly the middle (4, and 50) ends the dialogue without a
+# verdict: calling it a
+# rejection would make soundness look better and completeness worse by definition. It is paid halfway between both, and
+# counts as
 #   undecided (`nip_ray.play.dialogues.verdict_of`);
-# - by default payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or 0) where it leans at
+# - by default payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or
+# 0) where it leans at
 #   all; under `protocol.verifier_scoring` brier or log it says what it believes.
 
 MARK = "Decision:"
@@ -46,8 +52,8 @@ MARK = "Decision:"
 
 @dataclass(frozen=True)
 class Scale:
-    """name: of the setting `verdict_scale`. confidences: what may be stated (lower case) -> probability of acceptance. unit: may
-    follow what is stated.
+    """name: of the setting `verdict_scale`. confidences: what may be stated (lower case) -> probability of acceptance.
+    unit: may follow what is stated.
     """
 
     name: str
@@ -87,8 +93,8 @@ MAX_CHARACTERS = 100_000
 """The longest reply that is read."""
 
 _INVISIBLE = (
-    *range(0x09), *range(0x0E, 0x1C), 0x1F, *range(0x7F, 0x85), *range(0x86, 0xA0), 0xAD, 0x61C, 0x180E, *range(0x200B, 0x2010),
-    *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF, *range(0xE0000, 0xE0080),
+    *range(0x09), *range(0x0E, 0x1C), 0x1F, *range(0x7F, 0x85), *range(0x86, 0xA0), 0xAD, 0x61C, 0x180E,
+    *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF, *range(0xE0000, 0xE0080),
 )  # fmt: skip
 _COLON = {0xFF1A: ":"}
 _OVERLOOKED = dict.fromkeys((*_INVISIBLE, *map(ord, "*_`~"))) | _COLON
@@ -106,8 +112,9 @@ _MENTION = re.compile(r"\bdecision\s*:\s*(\w+)")
 def read_reply(reply: str, channels: Sequence[str], headers: Mapping[str, str], scale: Scale | None) -> Parsed:
     """What `reply` says.
 
-    channels: where the agent writes in this round. headers: channel -> what must stand before its message where there are several.
-    scale: of the agent's decisions, None for one that does not decide. Raises InvalidReply, with the reason, as the module says.
+    channels: where the agent writes in this round. headers: channel -> what must stand before its message where there
+    are several. scale: of the agent's decisions, None for one that does not decide. Raises InvalidReply, with the
+    reason, as the module says.
     """
     if len(reply) > MAX_CHARACTERS:
         raise InvalidReply(f"the reply has {len(reply)} characters; at most {MAX_CHARACTERS} are read")
@@ -122,7 +129,8 @@ def read_reply(reply: str, channels: Sequence[str], headers: Mapping[str, str], 
 
 
 def read_decision(reply: str, scale: Scale) -> float | None:
-    """The confidence that `reply` states, None where it states no decision. Raises InvalidReply where that is in doubt."""
+    """The confidence that `reply` states, None where it states no decision. Raises InvalidReply where that is in
+    doubt."""
     text = reply.translate(_OVERLOOKED).lower()
     if "decision" not in text:
         return None
@@ -149,23 +157,33 @@ def read_side(reply: str) -> int:
     lines = (line.lstrip(_BEFORE).rstrip(_AFTER) for line in reply.translate(_OVERLOOKED).lower().splitlines())
     chosen = {found[1] for line in lines if (found := _SIDE.fullmatch(line))}
     if len(chosen) != 1:
-        raise InvalidReply("the first message must choose one side, on a line of its own: 'Side: accept' or 'Side: reject'")
+        raise InvalidReply(
+            "the first message must choose one side, on a line of its own: 'Side: accept' or 'Side: reject'"
+        )
     return DECISIONS.index(chosen.pop())
 
 
 def read_messages(reply: str, channels: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
-    """Channel -> message. Raises InvalidReply where there are several channels, and a header is missing, repeated or without text."""
+    """Channel -> message. Raises InvalidReply where there are several channels, and a header is missing, repeated or
+    without text."""
     if len(channels) == 1:
         return {channels[0]: reply.strip()}
     found = _header_lines(reply, {channel: headers[channel] for channel in channels})
     for channel, places in found.items():
         if len(places) != 1:
-            raise InvalidReply(f"{headers[channel]!r} must stand exactly once at the start of a line (found {len(places)} times)")
+            raise InvalidReply(
+                f"{headers[channel]!r} must stand exactly once at the start of a line (found {len(places)} times)"
+            )
     starts = sorted((places[0], channel) for channel, places in found.items())
     ends = [start for start, _ in starts[1:]] + [len(reply)]
     messages = {channel: reply[start:end].strip() for (start, channel), end in zip(starts, ends)}
     for channel, message in messages.items():
-        if not message.lstrip(_BEFORE_HEADER).replace("\\_", "_")[len(headers[channel]) :].translate(_OVERLOOKED).strip():
+        if (
+            not message.lstrip(_BEFORE_HEADER)
+            .replace("\\_", "_")[len(headers[channel]) :]
+            .translate(_OVERLOOKED)
+            .strip()
+        ):
             raise InvalidReply(f"nothing stands after {headers[channel]!r}")
     return {channel: messages[channel] for channel in channels}
 
@@ -192,13 +210,18 @@ def _examples(scale: Scale) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 # Replies of the verifier as JSON: the schema that they are held to, how they are read, and how a decision is written.
 #
-# - a reply is one object with a field for each channel in which the agent ever writes ("message" where that is one, else the words of the
-#   channel's header, as "question_for_expert_1") and the field "decision". The schema asks for text in the first, which may be empty, and
-#   lets the decision be null: were both null the reply would say nothing. Reading takes null, or no field, for empty text;
-# - messages stand before the decision, so that a model may give its reasons first. A decision counts whatever stands beside it: as after a
+# - a reply is one object with a field for each channel in which the agent ever writes ("message" where that is one,
+# else the words of the
+# channel's header, as "question_for_expert_1") and the field "decision". The schema asks for text in the first, which
+# may be empty, and
+# lets the decision be null: were both null the reply would say nothing. Reading takes null, or no field, for empty
+# text;
+# - messages stand before the decision, so that a model may give its reasons first. A decision counts whatever stands
+# beside it: as after a
 #   decision in text, nothing is then written to any channel;
 # - others are shown what they would be shown in text: the message behind its header;
-# - reading is strict: one object and nothing around it, known fields, none twice, entries of the scale as the schema spells them. No
+# - reading is strict: one object and nothing around it, known fields, none twice, entries of the scale as the schema
+# spells them. No
 #   decision needs text in each channel where the agent has its turn, and none elsewhere.
 
 DECISION = "decision"
@@ -215,10 +238,14 @@ def field_names(channels: Sequence[str], headers: Mapping[str, str]) -> dict[str
 
 
 def reply_schema(fields: Mapping[str, str], scale: Scale) -> dict[str, Any]:
-    """The JSON schema of a reply, in the subset that strict modes of services accept: every field required, a decision of null for none."""
+    """The JSON schema of a reply, in the subset that strict modes of services accept: every field required, a decision
+    of null for none."""
     values = list(map(_value, scale.confidences))
     decision = {"type": "string" if isinstance(values[0], str) else "integer", "enum": values}
-    kinds = {**{name: {"type": "string"} for name in fields.values()}, DECISION: {"anyOf": [{"type": "null"}, decision]}}
+    kinds = {
+        **{name: {"type": "string"} for name in fields.values()},
+        DECISION: {"anyOf": [{"type": "null"}, decision]},
+    }
     return {
         "type": "object",
         "properties": kinds,
@@ -227,23 +254,33 @@ def reply_schema(fields: Mapping[str, str], scale: Scale) -> dict[str, Any]:
     }
 
 
-def write_reply(fields: Mapping[str, str], messages: Mapping[str, str], scale: Scale, confidence: float | None = None) -> str:
+def write_reply(
+    fields: Mapping[str, str], messages: Mapping[str, str], scale: Scale, confidence: float | None = None
+) -> str:
     """A reply with these messages, or with the decision nearest to `confidence`."""
     said = {name: messages.get(channel, "") for channel, name in fields.items()}
-    return json.dumps({**said, DECISION: None if confidence is None else _value(scale.nearest(confidence))}, ensure_ascii=False)
+    return json.dumps(
+        {**said, DECISION: None if confidence is None else _value(scale.nearest(confidence))}, ensure_ascii=False
+    )
 
 
 _FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*", re.IGNORECASE | re.DOTALL)
 """Around a whole reply: services that hold replies to a schema may add it."""
 
 
-def read_json_reply(reply: str, channels: Sequence[str], fields: Mapping[str, str], headers: Mapping[str, str], scale: Scale) -> Parsed:
-    """What `reply` says. channels: where the agent writes in this round. Raises InvalidReply, with the reason, as the module says."""
+def read_json_reply(
+    reply: str, channels: Sequence[str], fields: Mapping[str, str], headers: Mapping[str, str], scale: Scale
+) -> Parsed:
+    """What `reply` says. channels: where the agent writes in this round. Raises InvalidReply, with the reason, as the
+    module says."""
     if len(reply) > MAX_CHARACTERS:
         raise InvalidReply(f"the reply has {len(reply)} characters; at most {MAX_CHARACTERS} are read")
     try:
-        found = json.loads(fenced[1] if (fenced := _FENCE.fullmatch(reply)) else reply, object_pairs_hook=_without_repetition)
-        json.dumps(found, ensure_ascii=False).encode()  # escapes can write halves of surrogate pairs, which no file can hold
+        found = json.loads(
+            fenced[1] if (fenced := _FENCE.fullmatch(reply)) else reply, object_pairs_hook=_without_repetition
+        )
+        # escapes can write halves of surrogate pairs, which no file can hold
+        json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidReply(f"the reply is no JSON ({error})") from None
     if not isinstance(found, dict):
@@ -258,13 +295,20 @@ def read_json_reply(reply: str, channels: Sequence[str], fields: Mapping[str, st
     if decision is not None:
         entries = {_value(stated): confidence for stated, confidence in scale.confidences.items()}
         if type(decision) not in (str, int) or decision not in entries:
-            raise InvalidReply(f"a decision is null or one of {', '.join(map(str, entries))}, not {str(decision)[:60]!r}")
+            raise InvalidReply(
+                f"a decision is null or one of {', '.join(map(str, entries))}, not {str(decision)[:60]!r}"
+            )
         return Parsed({}, verdict_of(entries[decision]), entries[decision])
     said = {channel: text for channel, name in fields.items() if (text := (found.get(name) or "").strip())}
     if set(said) != set(channels):
         wanted = ", ".join(fields[channel] for channel in channels)
         raise InvalidReply(f"without a decision there must be text in {wanted} and nowhere else")
-    return Parsed({channel: f"{headers[channel]} {said[channel]}" if channel in headers else said[channel] for channel in channels})
+    return Parsed(
+        {
+            channel: f"{headers[channel]} {said[channel]}" if channel in headers else said[channel]
+            for channel in channels
+        }
+    )
 
 
 def _value(stated: str) -> str | int:

@@ -1,11 +1,13 @@
-"""System prompts: Jinja templates, one for each protocol and agent, over which a user's folder may be laid; and what is put into them.
+"""System prompts: Jinja templates, one for each protocol and agent, over which a user's folder may be laid; and what is
+put into them.
 
 Decisions that matter here:
-- templates are read once, as text, into a value that can be sent to other processes: a worker on another machine needs no folder;
-- they run in Jinja's sandbox, and an unknown variable is an error, never an empty string. A prompt is made of the template alone: problem
-  and solution are inserted as they are, and nothing in them is ever run;
-- everything that can be wrong is found before the first call, with file and line: `check_templates` looks at every branch, and
-  `check_prompts` renders each template with a sample item.
+- templates are read once, as text, into a value that can be sent to other processes: a worker on another machine needs
+  no folder;
+- they run in Jinja's sandbox, and an unknown variable is an error, never an empty string. A prompt is made of the
+  template alone: problem and solution are inserted as they are, and nothing in them is ever run;
+- everything that can be wrong is found before the first call, with file and line: `check_templates` looks at every
+  branch, and `check_prompts` renders each template with a sample item.
 """
 
 import re
@@ -19,7 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogues import rulebook
-from nip_ray.protocols import ACCEPT, DECISIONS, PROTOCOLS, REJECT, Protocol, ProtocolParams, for_being_right, for_verdict
+from nip_ray.protocols import (
+    ACCEPT,
+    DECISIONS,
+    PROTOCOLS,
+    REJECT,
+    Protocol,
+    ProtocolParams,
+    for_being_right,
+    for_verdict,
+)
 from nip_ray.protocols.payment import LEAST
 from nip_ray.scenarios.code_validation.item import CodeItem
 
@@ -52,11 +63,15 @@ VARIABLES = {
     "scale": "name of the verdict scale: accept_reject, one_to_seven or percent",
     "accept_decision": "the decision that is surest to accept, word for word",
     "reject_decision": "the decision that is surest to reject, word for word",
-    "rewards": "what is paid: prover, verifier, incorrect, terminated, no_guess, shared (provers get what the verifier gets), "
-    "between (what a graded verdict pays, in words), and said (this agent's table of payments in words, where these amounts do not tell "
-    "it; else empty)",
-    "sides": "where an agent chooses its side: that side -> stance_word, and what rewards says, as they then are for this agent; else "
-    "empty",
+    "rewards": (
+        "what is paid: prover, verifier, incorrect, terminated, no_guess, shared (provers get what the verifier gets),"
+        " between (what a graded verdict pays, in words), and said (this agent's table of payments in words, where"
+        " these amounts do not tell it; else empty)"
+    ),
+    "sides": (
+        "where an agent chooses its side: that side -> stance_word, and what rewards says, as they then are for this"
+        " agent; else empty"
+    ),
 }
 """What a template may use, with what it is."""
 
@@ -82,7 +97,8 @@ class Prompts:
     templates: Mapping[str, Template]
 
     def render(self, name: str, variables: Mapping[str, Any]) -> str:
-        """The prompt that template `name` makes. Raises UserError, with file and line, for whatever is wrong with the template."""
+        """The prompt that template `name` makes. Raises UserError, with file and line, for whatever is wrong with the
+        template."""
         try:
             return self._environment.get_template(name).render(variables).strip()
         except Exception as error:  # a template is a program of the user's: whatever it raises is theirs to mend
@@ -158,8 +174,8 @@ def _shipped(version: int) -> Prompts:
 
 
 def check_templates(prompts: Prompts, names: Sequence[str]) -> None:
-    """Look at every branch of these templates and of all that they include. Raises UserError for one that is missing or cannot be read, or
-    that names a variable or filter that does not exist.
+    """Look at every branch of these templates and of all that they include. Raises UserError for one that is missing or
+    cannot be read, or that names a variable or filter that does not exist.
     """
     from jinja2 import meta, nodes
 
@@ -195,7 +211,9 @@ def amount(value: float) -> str:
 
 def _read_folder(folder: Path) -> Iterator[tuple[str, Template]]:
     if not folder.is_dir():
-        raise UserError(f"scenario.prompts: {folder} is not a folder; give one that holds templates, as nip/prover{_SUFFIX}")
+        raise UserError(
+            f"scenario.prompts: {folder} is not a folder; give one that holds templates, as nip/prover{_SUFFIX}"
+        )
     for path in sorted(folder.rglob(f"*{_SUFFIX}")):
         try:
             if path.stat().st_size > _MOST_BYTES:
@@ -205,13 +223,22 @@ def _read_folder(folder: Path) -> Iterator[tuple[str, Template]]:
             raise UserError(f"{path}: the template cannot be read ({error}); it must be a text file in UTF-8") from None
 
 
-def _refuse_useless(folder: Path, own: Mapping[str, Template], package: Mapping[str, Template], protocol: Protocol) -> None:
+def _refuse_useless(
+    folder: Path, own: Mapping[str, Template], package: Mapping[str, Template], protocol: Protocol
+) -> None:
     """Refuse what would silently never be used: a misspelt name, or another ending."""
     if not own:
-        raise UserError(f"scenario.prompts: {folder} holds no template; put files like {protocol.name}/{protocol.agents[0]}{_SUFFIX} there")
+        raise UserError(
+            f"scenario.prompts: {folder} holds no template; put files like"
+            f" {protocol.name}/{protocol.agents[0]}{_SUFFIX} there"
+        )
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and path.suffix not in (_SUFFIX, ".md") and not any(part.startswith(".") for part in Path(name).parts):
+        if (
+            path.is_file()
+            and path.suffix not in (_SUFFIX, ".md")
+            and not any(part.startswith(".") for part in Path(name).parts)
+        ):
             raise UserError(f"{path}: not a template; names of templates end in {_SUFFIX} (and notes in .md)")
     for name, template in own.items():
         room = name.partition("/")[0]
@@ -222,7 +249,9 @@ def _refuse_useless(folder: Path, own: Mapping[str, Template], package: Mapping[
             rooms = sorted({PARTS, protocol.name, *(other.partition("/")[0] for other in package)})
             raise UserError(f"{template.file}: there is no protocol {room!r}; folders are {', '.join(rooms)}")
         if name not in known:
-            raise UserError(f"{template.file}: no agent has a template of this name, expected one of {', '.join(known)}")
+            raise UserError(
+                f"{template.file}: no agent has a template of this name, expected one of {', '.join(known)}"
+            )
 
 
 def _template_names(room: str, protocol: Protocol) -> list[str]:
@@ -250,18 +279,23 @@ def _syntax_tree(prompts: Prompts, name: str) -> Any:
 
 
 def _referenced(prompts: Prompts, name: str, node: Any) -> list[str]:
-    """Names that an include, import or extends gives word for word; a list of alternatives, or a computed name, is left to rendering."""
+    """Names that an include, import or extends gives word for word; a list of alternatives, or a computed name, is left
+    to rendering."""
     wanted = getattr(node.template, "value", None)
     if not isinstance(wanted, str) or getattr(node, "ignore_missing", False):
         return []
     if wanted not in prompts.templates:
         known = ", ".join(sorted(prompts.templates))
-        raise UserError(f"{prompts.templates[name].file}, line {node.lineno}: there is no template {wanted!r}, expected one of {known}")
+        raise UserError(
+            f"{prompts.templates[name].file}, line {node.lineno}: there is no template {wanted!r}, expected one of"
+            f" {known}"
+        )
     return [wanted]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What an agent's prompt says of its payment: the amounts by name, and sentences where its table is none of the usual ones.
+# What an agent's prompt says of its payment: the amounts by name, and sentences where its table is none of the usual
+# ones.
 
 _BETWEEN = {
     "linear": "in proportion to how sure you were",
@@ -270,13 +304,17 @@ _BETWEEN = {
 }
 
 
-def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mapping[str, str], graded: bool) -> dict[str, Any]:
+def rewards_of(
+    protocol: Protocol, agent: str, stance: int | None, names: Mapping[str, str], graded: bool
+) -> dict[str, Any]:
     """The variable `rewards` of the templates of `agent`, who argues for `stance`. names: agent -> its name in chats.
 
     graded: whether the verifier states how sure it is.
     """
     verifier = agent if agent in protocol.verifiers else protocol.viewpoint
-    payment = protocol.payment if stance is None else protocol.payment.arguing({**protocol.payment.goals, agent: stance})
+    payment = (
+        protocol.payment if stance is None else protocol.payment.arguing({**protocol.payment.goals, agent: stance})
+    )
     judged, asking = payment.table(verifier), payment.turns.get(verifier, {})
     prover = agent if agent in protocol.provers else next(iter(protocol.provers), "")
     own, goal = payment.table(prover), payment.goals.get(prover, 1)
@@ -284,7 +322,9 @@ def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mappin
     shared = bool(prover) and own == judged and payment.turns.get(prover, {}) == asking
     usual = judged == for_being_right(right, wrong, undecided) and not set(asking) - {*protocol.verifiers}
     if agent in protocol.provers and not shared:
-        usual = own == for_verdict(goal, wanted) and (agent in payment.goals or not wanted) and not payment.turns.get(agent)
+        usual = (
+            own == for_verdict(goal, wanted) and (agent in payment.goals or not wanted) and not payment.turns.get(agent)
+        )
     return {
         "prover": wanted,
         "verifier": right,
@@ -293,26 +333,42 @@ def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mappin
         "no_guess": asking.get(verifier, 0.0),
         "shared": shared,
         "between": _BETWEEN[payment.scoring],
-        "said": "" if usual or (shared and agent != verifier) else _said(protocol, agent, payment.table(agent), names, graded),
+        "said": (
+            ""
+            if usual or (shared and agent != verifier)
+            else _said(protocol, agent, payment.table(agent), names, graded)
+        ),
     }
 
 
-def _said(protocol: Protocol, agent: str, table: tuple[tuple[float, ...], ...], names: Mapping[str, str], graded: bool) -> str:
+def _said(
+    protocol: Protocol, agent: str, table: tuple[tuple[float, ...], ...], names: Mapping[str, str], graded: bool
+) -> str:
     (true_reject, false_accept, undecided), (false_reject, true_accept, also) = table
     said = (
         f"You are paid {true_accept:g} when a correct solution is accepted, {false_reject:g} when it is rejected, "
         f"{true_reject:g} when a wrong one is rejected, {false_accept:g} when it is accepted"
     )
-    between = _BETWEEN[protocol.payment.scoring] if agent in protocol.verifiers else "in proportion to how sure the decision is"
+    between = (
+        _BETWEEN[protocol.payment.scoring]
+        if agent in protocol.verifiers
+        else "in proportion to how sure the decision is"
+    )
     said += f", and in between {between}." if graded else "."
     if undecided == also != 0:
         said += f" Without a decision in the end you are paid {undecided:g}."
     elif undecided != also:
-        said += f" Without a decision in the end you are paid {also:g} for a correct solution and {undecided:g} for a wrong one."
+        said += (
+            f" Without a decision in the end you are paid {also:g} for a correct solution and {undecided:g} for a wrong"
+            " one."
+        )
     for speaker, amount in protocol.payment.turns.get(agent, {}).items():
         if amount:
             whose = "your turns" if speaker == agent else f'the turns of "{names[speaker]}"'
-            said += f" Each of {whose}{' without a decision' if speaker in protocol.verifiers else ''} is paid to you with {amount:g}."
+            said += (
+                f" Each of {whose}{' without a decision' if speaker in protocol.verifiers else ''} is paid to you with"
+                f" {amount:g}."
+            )
     return said
 
 
@@ -326,15 +382,18 @@ _RULES = {
     "mean": "The verdict is the mean of how sure the judges are.",
 }
 
-SAMPLE = CodeItem(-1, "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)", 1, 1, "introductory")
+SAMPLE = CodeItem(
+    -1, "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)", 1, 1, "introductory"
+)
 """The item that templates are tried on."""
 
 
 def check_prompts(scenario: "CodeValidation") -> None:
-    """Look at every template that the protocol needs and render it for a sample item, with either stance and every role that is told.
+    """Look at every template that the protocol needs and render it for a sample item, with either stance and every role
+    that is told.
 
-    Raises UserError, with file and line, for what is wrong: no template, a syntax error, an unknown variable, an unknown template
-    to include, an error while rendering, or a prompt that is empty.
+    Raises UserError, with file and line, for what is wrong: no template, a syntax error, an unknown variable, an
+    unknown template to include, an error while rendering, or a prompt that is empty.
     """
     protocol = scenario.protocol
     speaking = [agent for agent in protocol.agents if protocol.writes[agent]]
@@ -356,7 +415,8 @@ def check_prompts(scenario: "CodeValidation") -> None:
             for named in scenario.reply_fields(agent).values():
                 if f'"{named}"' not in made:
                     raise UserError(
-                        f"{scenario.prompts.templates[name].file}, line 1: scenario.decision_format is json, but the prompt does not name "
+                        f"{scenario.prompts.templates[name].file}, line 1: scenario.decision_format is json, but the"
+                        " prompt does not name "
                         f'the field "{named}"; include _parts/json_reply.j2, or set decision_format to text'
                     )
 
@@ -376,7 +436,11 @@ def prompt_variables(scenario: "CodeValidation", item: CodeItem, agent: str, rol
         "role": role or "",
         "name": roles[agent].name,
         "names": names,
-        "verifier_name": roles[agent].name if agent in protocol.verifiers else " and ".join(roles[one].name for one in protocol.verifiers),
+        "verifier_name": (
+            roles[agent].name
+            if agent in protocol.verifiers
+            else " and ".join(roles[one].name for one in protocol.verifiers)
+        ),
         "panel": {} if protocol.panel is None else {**asdict(protocol.panel), "rule": _RULES[protocol.panel.rule]},
         "max_questions": protocol.verifier_turns - 1,
         "min_questions": _turns_too_early(protocol),
@@ -392,16 +456,28 @@ def prompt_variables(scenario: "CodeValidation", item: CodeItem, agent: str, rol
         "accept_decision": scenario.verdict_text(ACCEPT),
         "reject_decision": scenario.verdict_text(REJECT),
         "rewards": rewards_of(
-            replace(protocol, payment=protocol.payment.of(role)), agent, stance, names, scenario.scale.name != "accept_reject"
+            replace(protocol, payment=protocol.payment.of(role)),
+            agent,
+            stance,
+            names,
+            scenario.scale.name != "accept_reject",
         ),
-        "sides": {} if protocol.chooser is None else {side: _on_side(scenario, item, agent, side, names) for side in protocol.roles},
+        "sides": (
+            {}
+            if protocol.chooser is None
+            else {side: _on_side(scenario, item, agent, side, names) for side in protocol.roles}
+        ),
     }
 
 
-def _on_side(scenario: "CodeValidation", item: CodeItem, agent: str, side: str, names: Mapping[str, str]) -> dict[str, Any]:
+def _on_side(
+    scenario: "CodeValidation", item: CodeItem, agent: str, side: str, names: Mapping[str, str]
+) -> dict[str, Any]:
     """What `agent` argues for and is paid where the chooser takes this side."""
     stance, payment = scenario.stance(item, agent, side), scenario.protocol.payment.of(side)
-    paid = rewards_of(replace(scenario.protocol, payment=payment), agent, stance, names, scenario.scale.name != "accept_reject")
+    paid = rewards_of(
+        replace(scenario.protocol, payment=payment), agent, stance, names, scenario.scale.name != "accept_reject"
+    )
     return {"stance_word": "" if stance is None else DECISIONS[stance], **paid}
 
 

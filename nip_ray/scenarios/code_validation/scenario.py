@@ -1,13 +1,15 @@
-"""Code validation as language agents play it: who the agents are to each other, what each is shown, how its replies are read,
-and what it argues for.
+"""Code validation as language agents play it: who the agents are to each other, what each is shown, how its replies are
+read, and what it argues for.
 
 Decisions that matter here:
-- all that an agent is shown is a pure function of the dialogue: system prompt, then round after round its own replies as they came and what
-  others wrote in the channels that it sees. Nothing is cut: a round in which an agent hears nothing is no end;
+- all that an agent is shown is a pure function of the dialogue: system prompt, then round after round its own replies
+  as they came and what others wrote in the channels that it sees. Nothing is cut: a round in which an agent hears
+  nothing is no end;
 - those who speak in one round do not see each other's messages of it, since a chat is made of earlier rounds alone;
-- a turn that wrote nothing (no usable reply, or a decision that came too early to count) is shown to those who would have read it
-  as `EMPTY`; the agent's own unusable replies are not shown to it, so that no training set holds them;
-- the verifier is told of its last turn at the start of the last round in which it speaks, even where others have the last round.
+- a turn that wrote nothing (no usable reply, or a decision that came too early to count) is shown to those who would
+  have read it as `EMPTY`; the agent's own unusable replies are not shown to it, so that no training set holds them;
+- the verifier is told of its last turn at the start of the last round in which it speaks, even where others have the
+  last round.
 """
 
 import re
@@ -34,7 +36,13 @@ from nip_ray.scenarios.code_validation.parse import (
     reply_schema,
     write_reply,
 )
-from nip_ray.scenarios.code_validation.prompts import Prompts, check_prompts, load_prompts, prompt_variables, template_name
+from nip_ray.scenarios.code_validation.prompts import (
+    Prompts,
+    check_prompts,
+    load_prompts,
+    prompt_variables,
+    template_name,
+)
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 
@@ -46,21 +54,24 @@ _MOST_PROMPTS = 4096  # rendered system prompts that are kept; some kilobytes ea
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who the agents are to each other: names in chats, headers of questions, the order of reading, and what is said before the last turn.
+# Who the agents are to each other: names in chats, headers of questions, the order of reading, and what is said before
+# the last turn.
 #
-# - the protocols that ship have their roles as data (`ROLES`); a protocol of a user's own gets roles by rule (`roles_of`), so that it needs
+# - the protocols that ship have their roles as data (`ROLES`); a protocol of a user's own gets roles by rule
+# (`roles_of`), so that it needs
 #   templates and nothing else;
-# - whom a prover argues for is not here: it is the protocol's payment (`Protocol.payment.goals`), or the item's own stance.
+# - whom a prover argues for is not here: it is the protocol's payment (`Protocol.payment.goals`), or the item's own
+# stance.
 
 
 @dataclass(frozen=True)
 class Role:
     """One agent, as the others meet it.
 
-    name: in prompts and in the "name" field of chat messages, of [a-zA-Z0-9_-]. headers: channel -> the words that its message there
-    starts with; needed where it writes to several channels in one round. reads: the channels that it sees, in the order in which messages
-    of one round are shown. shuffled: that order is drawn again for each round. anonymous: its messages carry no name.
-    last_notice: it is told before its last turn that no other will follow.
+    name: in prompts and in the "name" field of chat messages, of [a-zA-Z0-9_-]. headers: channel -> the words that its
+    message there starts with; needed where it writes to several channels in one round. reads: the channels that it
+    sees, in the order in which messages of one round are shown. shuffled: that order is drawn again for each round.
+    anonymous: its messages carry no name. last_notice: it is told before its last turn that no other will follow.
     """
 
     name: str
@@ -108,13 +119,16 @@ ROLES: dict[str, dict[str, Role]] = {
 }
 """Protocol -> agent -> role, for the protocols that ship."""
 
-LAST_NOTICE = "This is your last turn. You cannot ask anything more: state your decision now, in the required form and with nothing else."
+LAST_NOTICE = (
+    "This is your last turn. You cannot ask anything more: state your decision now, in the required form and with"
+    " nothing else."
+)
 
 
 def roles_of(protocol: Protocol) -> dict[str, Role]:
-    """Agent -> role. In a protocol that is not in `ROLES`: "prover" is Expert, "prover0" Expert_1 and so on, others go by their own name;
-    a header says who else reads the channel; channels are read in the protocol's order; the verifier is told of its last turn if it has
-    several.
+    """Agent -> role. In a protocol that is not in `ROLES`: "prover" is Expert, "prover0" Expert_1 and so on, others go
+    by their own name; a header says who else reads the channel; channels are read in the protocol's order; the verifier
+    is told of its last turn if it has several.
     """
     shipped = ROLES.get(protocol.name, {})
     if set(shipped) == set(protocol.agents):
@@ -178,7 +192,8 @@ class CodeValidation(LanguageScenario):
         return chat
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """What `agent`'s reply in the round about to be played says. Raises InvalidReply; see `nip_ray.scenarios.code_validation.parse`."""
+        """What `agent`'s reply in the round about to be played says. Raises InvalidReply; see
+        `nip_ray.scenarios.code_validation.parse`."""
         channels = rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
         if self._chooses(dialogue, agent):
             return Parsed(read_reply(reply, channels, self.roles[agent].headers, None).messages, read_side(reply))
@@ -189,7 +204,8 @@ class CodeValidation(LanguageScenario):
         return read_reply(reply, channels, self.roles[agent].headers, scale)
 
     def reply_fields(self, agent: str) -> dict[str, str]:
-        """Channel -> the field of its message in `agent`'s replies, for one that replies in JSON; empty for all others."""
+        """Channel -> the field of its message in `agent`'s replies, for one that replies in JSON; empty for all
+        others."""
         if self.settings.decision_format == "text" or agent not in self.protocol.verifiers:
             return {}
         return field_names(rulebook(self.protocol).writes(agent), self.roles[agent].headers)
@@ -200,18 +216,21 @@ class CodeValidation(LanguageScenario):
         return reply_schema(fields, self.scale) if fields else None
 
     def stance(self, item: CodeItem, agent: str, role: str | None = None) -> int | None:
-        """The verdict that `agent` argues for and is paid for; None for a verifier, for a prover that nothing is paid to, and where a drawn
-        role decides and is not given.
+        """The verdict that `agent` argues for and is paid for; None for a verifier, for a prover that nothing is paid
+        to, and where a drawn role decides and is not given.
         """
         goal = self.protocol.payment.of(role).goals.get(agent)
         return item.prover_stance if goal is not None and self.settings.randomize_prover_stance else goal
 
     def system_prompt(self, item: CodeItem, agent: str, role: str | None = None) -> str:
-        """What `agent` is told before a dialogue about `item`. role: that the episode draws, None for an agent that is told none."""
+        """What `agent` is told before a dialogue about `item`. role: that the episode draws, None for an agent that is
+        told none."""
         key = (agent, item, role)  # not the id alone: those of two splits may be equal
         found = self._rendered.get(key)
         if found is None:
-            found = self.prompts.render(template_name(self.protocol.name, agent), prompt_variables(self, item, agent, role))
+            found = self.prompts.render(
+                template_name(self.protocol.name, agent), prompt_variables(self, item, agent, role)
+            )
             if len(self._rendered) >= _MOST_PROMPTS:
                 self._rendered.clear()
             self._rendered[key] = found
@@ -223,7 +242,8 @@ class CodeValidation(LanguageScenario):
         return write_reply(fields, {}, self.scale, float(label)) if fields else self.scale.decision(float(label))
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
-        """Random letters; a verifier rejects, accepts or, three times out of five, asks, as in the published dummy API."""
+        """Random letters; a verifier rejects, accepts or, three times out of five, asks, as in the published dummy
+        API."""
         r = len(dialogue.rounds)
         random = Random(stable_seed(seed, "dummy reply", dialogue.item.id, dialogue.seed, r, agent))
         fields = self.reply_fields(agent)
@@ -245,7 +265,9 @@ class CodeValidation(LanguageScenario):
     def _shown(self, dialogue: Dialogue, agent: str, r: int, rules: Rulebook) -> Chat:
         """What round `r` adds to the chat of `agent`: its own reply, then what it read, channel by channel."""
         turns, speakers = dialogue.rounds[r], rules.speakers(r, dialogue.seed)
-        shown: Chat = [{"role": "assistant", "content": turn.raw} for turn in turns if turn.agent == agent and not turn.invalid]
+        shown: Chat = [
+            {"role": "assistant", "content": turn.raw} for turn in turns if turn.agent == agent and not turn.invalid
+        ]
         others = [turn for turn in turns if turn.agent != agent]
         for channel in self._reading_order(dialogue, agent, r):
             shown += [self._heard(turn, channel) for turn in others if channel in speakers[turn.agent]]
@@ -273,24 +295,33 @@ def _letters(random: Random) -> str:
 def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) -> CodeValidation:
     """The scenario that `settings` describe, under `protocol`, its prompts checked.
 
-    Raises UserError for a protocol that language agents cannot play, that has no templates, or whose provers have no random stance;
-    for settings of agents that do not play; and for whatever is wrong with a template.
+    Raises UserError for a protocol that language agents cannot play, that has no templates, or whose provers have no
+    random stance; for settings of agents that do not play; and for whatever is wrong with a template.
     """
     if protocol.verifier is None:
-        raise UserError(f"protocol.name: {protocol.name!r} is a game without a verifier; code_validation needs a proof, such as nip")
+        raise UserError(
+            f"protocol.name: {protocol.name!r} is a game without a verifier; code_validation needs a proof, such as nip"
+        )
     if protocol.zero_knowledge is not None:
         raise UserError("protocol.zero_knowledge: not available for language agents; set it to false")
     untold = sorted({agent for stakes in protocol.payment.by_role.values() for agent in stakes} - set(protocol.told))
     if untold:
-        raise UserError(f"protocol.payoff.{untold[0]}.by_role: its prompt cannot say what it is paid, {protocol.name!r} tells it no role")
+        raise UserError(
+            f"protocol.payoff.{untold[0]}.by_role: its prompt cannot say what it is paid, {protocol.name!r} tells it no"
+            " role"
+        )
     if settings.randomize_prover_stance and protocol.fixed_stances:
-        raise UserError(f"scenario.randomize_prover_stance: {protocol.name!r} fixes who argues for what; set it to false")
+        raise UserError(
+            f"scenario.randomize_prover_stance: {protocol.name!r} fixes who argues for what; set it to false"
+        )
     for agent in settings.agents:
         if agent not in (*protocol.agents, "_default"):
             known = ", ".join((*protocol.agents, "_default"))
             raise UserError(f"scenario.agents.{agent}: {protocol.name!r} has no such agent, expected one of {known}")
     if settings.verdict_scale not in SCALES:
-        raise UserError(f"scenario.verdict_scale: unknown scale {settings.verdict_scale!r}, expected one of {', '.join(SCALES)}")
+        raise UserError(
+            f"scenario.verdict_scale: unknown scale {settings.verdict_scale!r}, expected one of {', '.join(SCALES)}"
+        )
     prompts = load_prompts(settings.prompt_version, settings.prompts, protocol)
     made = CodeValidation(protocol, settings, roles_of(protocol), prompts, SCALES[settings.verdict_scale])
     check_prompts(made)

@@ -1,14 +1,15 @@
 """What a verifier can find out about pairs of graphs without a prover: an upper bound, and a measured baseline.
 
-A verifier with L message-passing layers sees of a pair the colours of L rounds of refinement. Pairs that these tell apart it can
-reject. Both graphs of any other pair have the same colours, but these colours say something about the label all the same: some
-classes of graphs have far more non-isomorphic pairs than others. So:
+A verifier with L message-passing layers sees of a pair the colours of L rounds of refinement. Pairs that these tell
+apart it can reject. Both graphs of any other pair have the same colours, but these colours say something about the
+label all the same: some classes of graphs have far more non-isomorphic pairs than others. So:
 
-- `wl_bound` gives every class of pairs its best answer, chosen with the labels that it is scored on. Nothing that sees colours alone does
-  better. It is loose: most classes have one or two pairs in a split of 1,000, and then knowing the class is knowing the pair;
-- `solo_baseline` is what was reached in fact: gradient boosting (scikit-learn) on numbers that the common colours determine, fitted to
-  training pairs that do not occur in the split, or the majority label of these, whichever is right more often on the split. A better
-  classifier may exist, so it is no bound.
+- `wl_bound` gives every class of pairs its best answer, chosen with the labels that it is scored on. Nothing that sees
+  colours alone does better. It is loose: most classes have one or two pairs in a split of 1,000, and then knowing the
+  class is knowing the pair;
+- `solo_baseline` is what was reached in fact: gradient boosting (scikit-learn) on numbers that the common colours
+  determine, fitted to training pairs that do not occur in the split, or the majority label of these, whichever is right
+  more often on the split. A better classifier may exist, so it is no bound.
 """
 
 import hashlib
@@ -46,7 +47,8 @@ def wl_bound(pairs: GraphPairs, layers: int) -> float:
 
 
 def solo_baseline(train: GraphPairs, test: GraphPairs, layers: int) -> tuple[int, int]:
-    """(test pairs that are judged rightly, test pairs) by the better of the two classifiers above. Kept in memory by content."""
+    """(test pairs that are judged rightly, test pairs) by the better of the two classifiers above. Kept in memory by
+    content."""
     return _baseline(_Content(train), _Content(test), layers)
 
 
@@ -88,7 +90,9 @@ def _fit(x_FX: Array, label_F: npt.NDArray[np.int64]) -> Any:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # its threads wait for each other where cores are shared
-        boosting = HistGradientBoostingClassifier(max_iter=150, learning_rate=0.05, max_depth=4, early_stopping=False, random_state=0)  # type: ignore[arg-type]
+        boosting = HistGradientBoostingClassifier(
+            max_iter=150, learning_rate=0.05, max_depth=4, early_stopping=False, random_state=0
+        )  # type: ignore[arg-type]
         return boosting.fit(x_FX, label_F)
 
 
@@ -114,8 +118,8 @@ def _colours(adjacency: Bool, real: Bool, layers: int) -> list[U64]:
 
 
 def _features(pairs: GraphPairs, chosen_P: Bool, layers: int) -> Array:
-    """(H, X) numbers that the colours of the first graph determine: sizes of colour classes, degrees, and sums over nodes of powers and
-    products of the numbers of walks that begin there."""
+    """(H, X) numbers that the colours of the first graph determine: sizes of colour classes, degrees, and sums over
+    nodes of powers and products of the numbers of walks that begin there."""
     adjacency, real = _first_graphs(pairs, chosen_P)
     columns: list[Any] = [real.sum(1)]
     for colour in _colours(adjacency, real, layers)[1:]:
@@ -134,5 +138,12 @@ def _features(pairs: GraphPairs, chosen_P: Bool, layers: int) -> Array:
     if layers > 1:  # how much the degrees of a node's neighbours differ
         square = (adjacency @ (walks[1] ** 2)[:, :, None])[:, :, 0]
         spread = square - walks[2] ** 2 / np.maximum(walks[1], 1)
-        columns += [square.sum(1), (square**2).sum(1), (square * walks[2]).sum(1), spread.sum(1), (spread**2).sum(1), spread.max(1)]
+        columns += [
+            square.sum(1),
+            (square**2).sum(1),
+            (square * walks[2]).sum(1),
+            spread.sum(1),
+            (spread**2).sum(1),
+            spread.max(1),
+        ]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], 1)

@@ -16,8 +16,11 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSett
 _DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as the option texts say
 
 
-def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettings, dataset: str | None = None) -> GraphIsomorphism:
-    """The scenario of `settings` under `protocol`. dataset: a file of pairs to be examined on instead of the held-out ones.
+def build_graph_isomorphism(
+    protocol: Protocol, settings: GraphIsomorphismSettings, dataset: str | None = None
+) -> GraphIsomorphism:
+    """The scenario of `settings` under `protocol`. dataset: a file of pairs to be examined on instead of the held-out
+    ones.
 
     Raises UserError for unusable data, agents that do not exist, and compiled kernels that cannot be had.
     """
@@ -30,7 +33,8 @@ def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettin
 
 
 def graph_data(settings: GraphDataSettings) -> tuple[GraphPairs, GraphPairs]:
-    """(train, test) of `settings`; made training pairs never contain a held-out pair. Kept in memory until a file of it is changed."""
+    """(train, test) of `settings`; made training pairs never contain a held-out pair. Kept in memory until a file of it
+    is changed."""
     return _graph_data(settings, marks(settings.train, settings.test))
 
 
@@ -51,7 +55,9 @@ def _graph_data(settings: GraphDataSettings, marked: tuple[Mark, ...]) -> tuple[
     if settings.train is not None:
         train = _truncated(load_pairs(Path(settings.train)), settings.num_train, settings.seed)
     else:
-        train = generate_pairs(settings.num_train or _DEFAULT_TRAIN, settings.seed, made, forbid=pair_keys(test).tolist())
+        train = generate_pairs(
+            settings.num_train or _DEFAULT_TRAIN, settings.seed, made, forbid=pair_keys(test).tolist()
+        )
     if settings.min_wl_score is not None:
         train = train.select((train.wl_score_P < 0) | (train.wl_score_P >= settings.min_wl_score))
     return train, test

@@ -6,7 +6,13 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs, save_pairs
-from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, Progress, generate_pairs, generate_splits, pair_keys
+from nip_ray.scenarios.graph_isomorphism.generate import (
+    GeneratorSettings,
+    Progress,
+    generate_pairs,
+    generate_splits,
+    pair_keys,
+)
 from nip_ray.storage.files import refuse_unwritable
 
 
@@ -23,20 +29,24 @@ def write_dataset(
 ) -> dict[str, Any]:
     """Makes `num_pairs` pairs, and `test_pairs` more that share none with them, and writes both.
 
-    out: a file `x.npz` (the test pairs go beside it, to `x.test.pairs.npz`), or else a folder (`train.pairs.npz`, `test.pairs.npz`).
-    exclude: a data set of any readable kind whose pairs must not occur, not even with other node labels. replace: files that are there.
-    Returns a summary: `files`, `seconds` and `pairs_per_s` of the making (without the writing), and for each of `train` and
-    `test` its `pairs`, pairs per `scores` and pairs per `sizes`. Raises UserError for bad settings or places.
+    out: a file `x.npz` (the test pairs go beside it, to `x.test.pairs.npz`), or else a folder (`train.pairs.npz`,
+    `test.pairs.npz`). exclude: a data set of any readable kind whose pairs must not occur, not even with other node
+    labels. replace: files that are there. Returns a summary: `files`, `seconds` and `pairs_per_s` of the making
+    (without the writing), and for each of `train` and `test` its `pairs`, pairs per `scores` and pairs per `sizes`.
+    Raises UserError for bad settings or places.
     """
     out = Path(out)
     is_file = out.suffix == ".npz"
     if out.suffix and not is_file and not out.is_dir():
         raise UserError(
-            f"{out}: pairs are written to a .npz file or into a folder; name {out.with_suffix('.npz')}, or a folder that exists"
+            f"{out}: pairs are written to a .npz file or into a folder; name {out.with_suffix('.npz')}, or a folder"
+            " that exists"
         )
     train_path = out if is_file else out / "train.pairs.npz"
     test_path = (
-        out.with_name(f"{out.name.removesuffix('.npz').removesuffix('.pairs')}.test.pairs.npz") if is_file else out / "test.pairs.npz"
+        out.with_name(f"{out.name.removesuffix('.npz').removesuffix('.pairs')}.test.pairs.npz")
+        if is_file
+        else out / "test.pairs.npz"
     )
     refuse_unwritable(train_path)
     taken = [str(path) for path in (train_path, *([test_path] if test_pairs else [])) if path.exists()]

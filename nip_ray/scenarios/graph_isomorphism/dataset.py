@@ -7,8 +7,8 @@ Three kinds of files can be read; all hold the same raw keys, flat edge lists wi
 - a plain .npz with the raw keys.
 
 No kind can run code when it is read (no pickles). Whatever is wrong with a file is one `UserError` that names the file,
-the key, the fault and what would be right; nothing wrong gets as far as a `GraphPairs`. The scores, which are the labels,
-follow from the graphs: they are checked against them (`wrong_score`).
+the key, the fault and what would be right; nothing wrong gets as far as a `GraphPairs`. The scores, which are the
+labels, follow from the graphs: they are checked against them (`wrong_score`).
 """
 
 import hashlib
@@ -87,7 +87,8 @@ class GraphPairs:
         return GraphPairs(self.adjacency_P2nn[index], self.size_P[index], self.wl_score_P[index])
 
     def truncate(self, num_pairs: int, seed: int) -> "GraphPairs":
-        """At most `num_pairs` random pairs, as close to half isomorphic and half not as the data allow, in random order.
+        """At most `num_pairs` random pairs, as close to half isomorphic and half not as the data allow, in random
+        order.
 
         With the same seed a shorter truncation is contained in a longer one of the same data as long as neither class
         runs out. When the data have no more than `num_pairs` pairs, all of them are kept, in a random order.
@@ -149,7 +150,12 @@ def from_raw(raw: Raw, path: Path) -> GraphPairs:
         outside_E = (np.minimum(source_E, target_E) < 0) | (np.maximum(source_E, target_E) >= size_P[pair_E])
         wrong = _first_edge(outside_E, pair_E, source_E, target_E)
         if wrong:
-            _fail(path, key, f"{wrong} names a node that the graph does not have", "node ids from 0 to the graph's size - 1")
+            _fail(
+                path,
+                key,
+                f"{wrong} names a node that the graph does not have",
+                "node ids from 0 to the graph's size - 1",
+            )
         wrong = _first_edge(source_E == target_E, pair_E, source_E, target_E)
         if wrong:
             _fail(path, key, f"{wrong} is a self-loop", "graphs without self-loops")
@@ -175,7 +181,12 @@ def _check_vectors(raw: Raw, path: Path) -> None:
     """Everything about the raw keys but the edges themselves: present, integer, of matching shapes, in range."""
     for key in RAW_KEYS:
         if key not in raw:
-            _fail(path, key, f"is missing (the file has: {', '.join(sorted(raw)) or 'nothing'})", f"the keys are {', '.join(RAW_KEYS)}")
+            _fail(
+                path,
+                key,
+                f"is missing (the file has: {', '.join(sorted(raw)) or 'nothing'})",
+                f"the keys are {', '.join(RAW_KEYS)}",
+            )
         if raw[key].dtype.kind not in "iu":
             _fail(path, key, f"has the type {raw[key].dtype}", "it holds integers")
     per_pair = ("wl_scores", "sizes_a", "sizes_b")
@@ -191,7 +202,12 @@ def _check_vectors(raw: Raw, path: Path) -> None:
         if edges.ndim != 2 or edges.shape[0] != 2:
             _fail(path, f"edge_index_{name}", f"has the shape {edges.shape}", "(2, number of directed edges)")
         if slices.shape != (num_pairs + 1,):
-            _fail(path, f"slices_{name}", f"has the shape {slices.shape}", f"({num_pairs + 1},), one offset more than pairs")
+            _fail(
+                path,
+                f"slices_{name}",
+                f"has the shape {slices.shape}",
+                f"({num_pairs + 1},), one offset more than pairs",
+            )
         slices = slices.astype(np.int64)
         if (np.diff(slices) < 0).any():
             where = int(np.flatnonzero(np.diff(slices) < 0)[0])
@@ -230,10 +246,14 @@ def load_pairs(path: Path | str) -> GraphPairs:
     if path.is_dir():
         found = [inner for inner in (path / "data.pt", path / "raw" / "data.pt") if inner.is_file()]
         if not found:
-            raise UserError(f"{path}: a folder without data.pt or raw/data.pt; name a file, or a folder that has one of them")
+            raise UserError(
+                f"{path}: a folder without data.pt or raw/data.pt; name a file, or a folder that has one of them"
+            )
         path = found[0]
     if not path.is_file():
-        raise UserError(f"{path}: no such file or folder; name a data set, or make one with `nip-ray data graph-isomorphism`")
+        raise UserError(
+            f"{path}: no such file or folder; name a data set, or make one with `nip-ray data graph-isomorphism`"
+        )
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -243,20 +263,22 @@ def load_pairs(path: Path | str) -> GraphPairs:
         raw = _read_npz(path) if is_npz else _read_torch(path)
     except UserError:
         raise
-    except Exception as error:  # damaged bytes can make the readers raise nearly anything, and some advise to read them unsafely
+    # damaged bytes can make the readers raise nearly anything, and some advise to read them unsafely
+    except Exception as error:
         what = (
             f"{error.strerror}"
             if isinstance(error, OSError) and error.strerror
             else "it is damaged, of another kind, or holds more than tensors"
         )
         raise UserError(
-            f"{path}: cannot be read ({what}); expected: a .npz file with the keys {', '.join(RAW_KEYS)}, or a data.pt with them as a "
-            "dict of tensors"
+            f"{path}: cannot be read ({what}); expected: a .npz file with the keys {', '.join(RAW_KEYS)}, or a data.pt"
+            " with them as a dict of tensors"
         ) from error
     pairs = from_raw(raw, path)
     if wrong := wrong_score(pairs.adjacency_P2nn, pairs.size_P, pairs.wl_score_P):
         right = (
-            "what `nip_ray.scenarios.graph_isomorphism.weisfeiler_leman.wl_scores` finds, which is the label too: -1 for isomorphic pairs"
+            "what `nip_ray.scenarios.graph_isomorphism.weisfeiler_leman.wl_scores` finds, which is the label too: -1"
+            " for isomorphic pairs"
         )
         _fail(path, "wl_scores", wrong[1], right)
     return pairs
@@ -275,10 +297,14 @@ def _read_torch(path: Path) -> Raw:
 def _read_npz(path: Path) -> Raw:
     with np.load(path, allow_pickle=False) as archive:
         if "format" in archive.files:
-            _check_header(path, {key: archive[key] for key in ("format", "version", "checksum") if key in archive.files})
+            _check_header(
+                path, {key: archive[key] for key in ("format", "version", "checksum") if key in archive.files}
+            )
         raw = {key: archive[key] for key in RAW_KEYS if key in archive.files}
         if "format" in archive.files and len(raw) == len(RAW_KEYS) and str(archive["checksum"]) != _checksum(raw):
-            _fail(path, "checksum", "does not fit the data", "the sum written with them: the file was changed or damaged")
+            _fail(
+                path, "checksum", "does not fit the data", "the sum written with them: the file was changed or damaged"
+            )
         return raw
 
 
@@ -293,7 +319,10 @@ def _check_header(path: Path, header: Raw) -> None:
         _fail(path, "version", f"is {version!r}", f"a number from 1 to {VERSION}")
     if version > VERSION:
         _fail(
-            path, "version", f"is {version}, which is newer than this nip_ray", f"at most {VERSION}; update nip_ray or make the data again"
+            path,
+            "version",
+            f"is {version}, which is newer than this nip_ray",
+            f"at most {VERSION}; update nip_ray or make the data again",
         )
 
 
@@ -307,7 +336,12 @@ def save_pairs(pairs: GraphPairs, path: Path | str) -> None:
     """
     path = Path(path)
     raw = to_raw(pairs)
-    content: dict[str, Any] = {"format": np.array(FORMAT), "version": np.array(VERSION), "checksum": np.array(_checksum(raw)), **raw}
+    content: dict[str, Any] = {
+        "format": np.array(FORMAT),
+        "version": np.array(VERSION),
+        "checksum": np.array(_checksum(raw)),
+        **raw,
+    }
     make_parents(path)
     with written_aside(path) as aside, aside.open("wb") as file:
         np.savez_compressed(file, **content)

@@ -20,20 +20,25 @@ _SHARP = 1000.0
 class ManualAgent(nn.Module):
     """The hand-made nip agents: an untrained graph network whose representations are compared, never trained.
 
-    The verifier asks about random nodes and decides in its last two rounds: accept iff the mean absolute difference of the two
-    graph representations is below 1e-6. The prover answers with the node most like the one asked about; if it is paid for
-    truth and the graphs differ, with the node least like it.
+    The verifier asks about random nodes and decides in its last two rounds: accept iff the mean absolute difference of
+    the two graph representations is below 1e-6. The prover answers with the node most like the one asked about; if it
+    is paid for truth and the graphs differ, with the node least like it.
     """
 
     def __init__(self, settings: GraphAgentSettings, seat: Seat, wants_truth: bool = False) -> None:
         super().__init__()
         self.seat, self.wants_truth = seat, wants_truth
-        self.gnn = Gin(seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
+        self.gnn = Gin(
+            seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation
+        )
         self.output = nn.Linear(settings.d_gnn, settings.d_representation)
-        # Biases keep torch's random values whatever the settings say: with zero biases and no messages every node looks like nothing.
+        # Biases keep torch's random values whatever the settings say: with zero biases and no messages every node looks
+        # like nothing.
         self.double().requires_grad_(False)  # equality to 1e-6 wants more than single precision
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         """Policy by rule and zero value; see `GraphAgent.forward`."""
         nodes_NGVD = self._represent(obs)
         num_rows = len(nodes_NGVD)
@@ -43,7 +48,9 @@ class ManualAgent(nn.Module):
             message = torch.zeros(allowed.shape, device=nodes_NGVD.device)
             wanted_N = torch.where(obs["round"] >= self.seat.rounds - 2, _look_equal(nodes_NGVD).long(), CONTINUE)
             decision = nn.functional.one_hot(wanted_N, NUM_DECISIONS) * _SHARP
-            policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, decision, obs["speaks"], obs["may_decide"])
+            policy = Policy(
+                message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, decision, obs["speaks"], obs["may_decide"]
+            )
         elif want_policy:
             asked_NGV = obs["latest"][..., 0]
             asked_ND = (nodes_NGVD * asked_NGV[..., None]).sum((1, 2))
@@ -53,7 +60,9 @@ class ManualAgent(nn.Module):
                 liking_N = torch.where(_look_equal(nodes_NGVD), -_SHARP, _SHARP)
             message = (liking_N[:, None, None] * distance)[:, None]
             policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, None, obs["speaks"], None)
-        return (policy if want_policy else None), (torch.zeros(num_rows, device=nodes_NGVD.device) if want_value else None)
+        return (policy if want_policy else None), (
+            torch.zeros(num_rows, device=nodes_NGVD.device) if want_value else None
+        )
 
     def groups(self) -> list[ParameterGroup]:
         """Nothing to train."""
@@ -67,7 +76,13 @@ class ManualAgent(nn.Module):
         history_NGVF = obs["history"].double()
         if self.seat.decides:  # a question and its answer count as one mark, whichever graph they stand in
             rounds = history_NGVF.shape[-1] // 2 * 2
-            pairs = history_NGVF[..., :rounds].unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*([-1] * 4), 2).flatten(-2)
+            pairs = (
+                history_NGVF[..., :rounds]
+                .unflatten(-1, (-1, 2))
+                .sum(-1, keepdim=True)
+                .expand(*([-1] * 4), 2)
+                .flatten(-2)
+            )
             history_NGVF = torch.cat([pairs, history_NGVF[..., rounds:]], -1)
         else:
             history_NGVF = torch.zeros_like(history_NGVF)

@@ -3,13 +3,15 @@
 Decisions that matter here:
 
 - Graphs are Erdos-Renyi, a cell for every (size, edge probability). Pairs that only a third round tells apart are rare
-  (1 in 10 million at 11 nodes, p = 0.4), so they are not looked for by rejection: a pool of graphs is grouped by a hash of
-  its colours after two rounds, and a pair is drawn uniformly among *all* pairs of the pool that agree there and differ later.
-  That is the distribution which rejection sampling has; so are the pairs of score 1 and 2, drawn in the same way.
-  The pool grows until there are several times more such pairs than needed. Every score is then computed exactly.
-- A graph of a pool is used in one pair at most; a graph of a non-isomorphic pair is the origin of at most one isomorphic
-  pair (as long as there are enough of them); no data set holds the same labelled pair twice. The same pair with other node
-  labels can come again, and has to: on 7 nodes there are only 84 pairs up to isomorphism that need three rounds or more.
+  (1 in 10 million at 11 nodes, p = 0.4), so they are not looked for by rejection: a pool of graphs is grouped by a hash
+  of its colours after two rounds, and a pair is drawn uniformly among *all* pairs of the pool that agree there and
+  differ later. That is the distribution which rejection sampling has; so are the pairs of score 1 and 2, drawn in the
+  same way. The pool grows until there are several times more such pairs than needed. Every score is then computed
+  exactly.
+- A graph of a pool is used in one pair at most; a graph of a non-isomorphic pair is the origin of at most one
+  isomorphic pair (as long as there are enough of them); no data set holds the same labelled pair twice. The same pair
+  with other node labels can come again, and has to: on 7 nodes there are only 84 pairs up to isomorphism that need
+  three rounds or more.
 - Between splits nothing is shared even up to isomorphism (`pair_keys`).
 - The order is random, so the head of a data set is a fair sample of it.
 """
@@ -35,7 +37,8 @@ Progress = Callable[[int, int], None]
 
 _MIN_SIZE_SCORE_3 = 7  # no two graphs with fewer nodes need three rounds (all of them were tried)
 _FIRST_POOL = 16_384  # graphs
-_MAX_POOL = 4_000_000  # graphs; where the published cells need 2 * 10^5, this gives up on a cell after about ten seconds
+# graphs; where the published cells need 2 * 10^5, this gives up on a cell after about ten seconds
+_MAX_POOL = 4_000_000
 _PLENTY = 4  # a pool has this many times more fitting pairs than needed, so that using a graph only once bends nothing
 _HASH_CHUNK = 8_192  # graphs hashed at a time: their work arrays stay in the cache
 
@@ -46,13 +49,25 @@ class GeneratorSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    graph_sizes: tuple[int, ...] = option((7, 8, 9, 10, 11), "numbers of nodes; every pair has two graphs of one size", min_length=1)
-    edge_probabilities: tuple[float, ...] = option((0.2, 0.4, 0.6, 0.8), "densities of the Erdos-Renyi graphs", min_length=1)
-    max_iterations: int = option(5, "rounds of colour refinement; pairs that they do not tell apart are never negatives", ge=1)
+    graph_sizes: tuple[int, ...] = option(
+        (7, 8, 9, 10, 11), "numbers of nodes; every pair has two graphs of one size", min_length=1
+    )
+    edge_probabilities: tuple[float, ...] = option(
+        (0.2, 0.4, 0.6, 0.8), "densities of the Erdos-Renyi graphs", min_length=1
+    )
+    max_iterations: int = option(
+        5, "rounds of colour refinement; pairs that they do not tell apart are never negatives", ge=1
+    )
     prop_non_isomorphic: float = option(0.5, "share of non-isomorphic pairs", ge=0, le=1)
-    non_iso_prop_score_1: float = option(0.1, "share of the non-isomorphic pairs that one round tells apart", ge=0, le=1)
-    non_iso_prop_score_2: float = option(0.2, "share of the non-isomorphic pairs that need two rounds; the rest needs more", ge=0, le=1)
-    iso_prop_from_non_iso: float = option(0.5, "share of the isomorphic pairs made from graphs of non-isomorphic pairs", ge=0, le=1)
+    non_iso_prop_score_1: float = option(
+        0.1, "share of the non-isomorphic pairs that one round tells apart", ge=0, le=1
+    )
+    non_iso_prop_score_2: float = option(
+        0.2, "share of the non-isomorphic pairs that need two rounds; the rest needs more", ge=0, le=1
+    )
+    iso_prop_from_non_iso: float = option(
+        0.5, "share of the isomorphic pairs made from graphs of non-isomorphic pairs", ge=0, le=1
+    )
 
     def check(self) -> None:
         """Raises UserError for a combination that no data set can have."""
@@ -74,7 +89,8 @@ class GeneratorSettings:
             raise UserError(f"max_iterations: {self.max_iterations}: at least 1 round is needed")
 
 
-# ------------------------------------------------------------------------------------------------------- public functions
+# ------------------------------------------------------------------------------------------------------- public
+# functions
 
 
 def generate_pairs(
@@ -86,11 +102,11 @@ def generate_pairs(
 ) -> GraphPairs:
     """Exactly `num_pairs` pairs in random order; the same arguments give the same pairs.
 
-    floor(num_pairs * prop_non_isomorphic) pairs are non-isomorphic. These, the isomorphic pairs derived from them and the
-    isomorphic pairs of new graphs are each spread evenly over the cells (size, p); what does not divide goes to random
-    cells. A cell with k non-isomorphic pairs has floor(k * share) with score 1 and with score 2; the rest has more.
-    forbid: `pair_keys` that must not occur.
-    Raises UserError when the settings contradict each other or a cell has too few fitting pairs.
+    floor(num_pairs * prop_non_isomorphic) pairs are non-isomorphic. These, the isomorphic pairs derived from them and
+    the isomorphic pairs of new graphs are each spread evenly over the cells (size, p); what does not divide goes to
+    random cells. A cell with k non-isomorphic pairs has floor(k * share) with score 1 and with score 2; the rest has
+    more. forbid: `pair_keys` that must not occur. Raises UserError when the settings contradict each other or a cell
+    has too few fitting pairs.
     """
     settings.check()
     if num_pairs < 1:
@@ -99,7 +115,9 @@ def generate_pairs(
     num_negative = int(num_pairs * settings.prop_non_isomorphic + 1e-9)
     num_derived = int((num_pairs - num_negative) * settings.iso_prop_from_non_iso + 1e-9)
     counts = (num_negative, num_derived, num_pairs - num_negative - num_derived)
-    shares = zip(*(_spread(count, len(cells), _rng(seed, "share", kind)) for kind, count in enumerate(counts)), strict=True)
+    shares = zip(
+        *(_spread(count, len(cells), _rng(seed, "share", kind)) for kind, count in enumerate(counts)), strict=True
+    )
     plan = [
         (n, p, _score_quotas(int(negative), settings, n), int(derived), int(new))
         for (n, p), (negative, derived, new) in zip(cells, shares, strict=True)
@@ -111,14 +129,16 @@ def generate_pairs(
         pool = _Pool(n, p, _rng(seed, "pool", n, repr(p)), settings.max_iterations)
         negative, score = _negative_pairs(pool, quota, ledger)
         positive = _derived_pairs(negative.reshape(-1, n, n), derived, _rng(seed, "derived", n, repr(p)), ledger)
-        # Where nearly everything is forbidden fewer can be derived than wanted; the cell fills up with new graphs, so that
-        # sizes and densities stay the same in both classes.
+        # Where nearly everything is forbidden fewer can be derived than wanted; the cell fills up with new graphs, so
+        # that sizes and densities stay the same in both classes.
         fresh = _new_pairs(n, p, derived + new - len(positive), _rng(seed, "new", n, repr(p)), ledger)
         score = np.concatenate([score, np.full(derived + new, -1, dtype=np.int32)])
         made.append(_as_pairs(np.concatenate([negative, positive, fresh]), score, max(settings.graph_sizes)))
         if progress is not None:
             progress(sum(map(len, made)), num_pairs)
-    everything = GraphPairs(*(torch.cat(parts) for parts in zip(*((g.adjacency_P2nn, g.size_P, g.wl_score_P) for g in made), strict=True)))
+    everything = GraphPairs(
+        *(torch.cat(parts) for parts in zip(*((g.adjacency_P2nn, g.size_P, g.wl_score_P) for g in made), strict=True))
+    )
     return everything.select(_rng(seed, "order").permutation(num_pairs))
 
 
@@ -132,9 +152,9 @@ def generate_splits(
 ) -> tuple[GraphPairs, GraphPairs]:
     """(train, test), which share no pair, even up to isomorphism.
 
-    The test pairs are made first and look like any others; the training pairs then avoid them. So a large test split takes
-    the common small pairs away from training: on 7 nodes only 84 exist with a score of 3 or more. Raises UserError when too
-    few are left.
+    The test pairs are made first and look like any others; the training pairs then avoid them. So a large test split
+    takes the common small pairs away from training: on 7 nodes only 84 exist with a score of 3 or more. Raises
+    UserError when too few are left.
     """
     forbidden = set() if forbid is None else set(map(int, forbid))
 
@@ -150,8 +170,8 @@ def generate_splits(
 def pair_keys(pairs: GraphPairs) -> Int:
     """int64 (P,): equal for pairs that are the same up to isomorphism of both graphs and exchange of the two.
 
-    Different pairs could share a key where `graph_hashes` cannot tell their graphs apart; comparing keys therefore errs on
-    the safe side: it may see a pair twice, it never overlooks one.
+    Different pairs could share a key where `graph_hashes` cannot tell their graphs apart; comparing keys therefore errs
+    on the safe side: it may see a pair twice, it never overlooks one.
     """
     size_P = pairs.size_P.cpu().numpy()
     hash_a, hash_b = (graph_hashes(pairs.adjacency_P2nn[:, side].cpu().numpy(), size_P) for side in (0, 1))
@@ -173,7 +193,8 @@ def _spread(total: int, places: int, rng: np.random.Generator) -> Int:
 
 
 def _score_quotas(count: int, settings: GeneratorSettings, n: int) -> dict[int, int]:
-    """Pairs with score 1, 2 and 3 or more in a cell of `count` non-isomorphic pairs. Raises UserError where none can exist."""
+    """Pairs with score 1, 2 and 3 or more in a cell of `count` non-isomorphic pairs. Raises UserError where none can
+    exist."""
     share_1, share_2 = settings.non_iso_prop_score_1, settings.non_iso_prop_score_2
     one, two = int(count * share_1 + 1e-9), int(count * share_2 + 1e-9)
     if share_1 + share_2 > 1 - 1e-9:  # what rounding leaves over must not become a score that nobody asked for
@@ -182,10 +203,14 @@ def _score_quotas(count: int, settings: GeneratorSettings, n: int) -> dict[int, 
     hint = "raise non_iso_prop_score_1 or non_iso_prop_score_2 (1 together: no such pair is asked for)"
     if quota[3] and n < _MIN_SIZE_SCORE_3:
         raise UserError(
-            f"graph_sizes: {n}: no pair with score 3 or more has fewer than {_MIN_SIZE_SCORE_3} nodes; use larger graphs or {hint}"
+            f"graph_sizes: {n}: no pair with score 3 or more has fewer than {_MIN_SIZE_SCORE_3} nodes; use larger"
+            f" graphs or {hint}"
         )
     if any(quota[score] and score > settings.max_iterations for score in quota):
-        raise UserError(f"max_iterations: {settings.max_iterations}: too few rounds for the scores asked for; use 3 or more, or {hint}")
+        raise UserError(
+            f"max_iterations: {settings.max_iterations}: too few rounds for the scores asked for; use 3 or more, or"
+            f" {hint}"
+        )
     return quota
 
 
@@ -221,7 +246,9 @@ class _Ledger:
         allowed &= ~np.isin(prints, self.made.get(adjacency_M2nn.shape[-1], ()))
         if len(self.keys):
             still = np.flatnonzero(allowed)
-            keys = pair_keys(_as_pairs(adjacency_M2nn[still], np.full(len(still), -1, dtype=np.int32), adjacency_M2nn.shape[-1]))
+            keys = pair_keys(
+                _as_pairs(adjacency_M2nn[still], np.full(len(still), -1, dtype=np.int32), adjacency_M2nn.shape[-1])
+            )
             allowed[still] = ~np.isin(keys, self.keys)
         return allowed
 
@@ -233,7 +260,9 @@ class _Ledger:
 
 def _fingerprints(adjacency_M2nn: Byte) -> U64:
     """(M,) a hash of the labelled pair, whichever of its two graphs comes first."""
-    triangle = adjacency_M2nn[(slice(None), slice(None), *np.triu_indices(adjacency_M2nn.shape[-1], 1))].astype(np.uint64)
+    triangle = adjacency_M2nn[(slice(None), slice(None), *np.triu_indices(adjacency_M2nn.shape[-1], 1))].astype(
+        np.uint64
+    )
     weight = mix64(np.arange(triangle.shape[-1], dtype=np.uint64))
     return mix64((triangle * weight).sum(2, dtype=np.uint64)).sum(1, dtype=np.uint64)
 
@@ -254,7 +283,9 @@ class _Pool:
         """Adds graphs until there are `size`."""
         packed, hashes = [self.packed], [self.hashes]
         for start in range(len(self), size, _HASH_CHUNK):
-            edge_EN = self.rng.random((self.n * (self.n - 1) // 2, min(_HASH_CHUNK, size - start)), dtype=np.float32) < self.p
+            edge_EN = (
+                self.rng.random((self.n * (self.n - 1) // 2, min(_HASH_CHUNK, size - start)), dtype=np.float32) < self.p
+            )
             by_round = colour_hashes(edge_EN, self.n, self.rounds)
             last = len(by_round) - 1
             hashes.append(np.stack([np.zeros_like(by_round[0]), by_round[0], by_round[min(1, last)], by_round[last]]))
@@ -268,7 +299,8 @@ class _Pool:
         return _dense(edge, self.n).reshape(*index.shape, self.n, self.n)
 
     def partners(self, score: int) -> "_Partners":
-        """All pairs of graphs not used yet which agree after `score` - 1 rounds and differ after `score` rounds (for 3: later)."""
+        """All pairs of graphs not used yet which agree after `score` - 1 rounds and differ after `score` rounds (for 3:
+        later)."""
         return _Partners(self.hashes[score - 1], self.hashes[score], ~self.used)
 
 
@@ -277,7 +309,8 @@ class _Partners:
 
     def __init__(self, group: U64, part: U64, usable: Bool) -> None:
         graphs = np.flatnonzero(usable)
-        self.graph = graphs[np.lexsort((part[graphs], group[graphs]))]  # graphs of a group, and in it of a part, side by side
+        # graphs of a group, and in it of a part, side by side
+        self.graph = graphs[np.lexsort((part[graphs], group[graphs]))]
         sorted_group, sorted_part = group[self.graph], part[self.graph]
         new_group = np.concatenate([[True], sorted_group[1:] != sorted_group[:-1]])
         new_part = new_group | np.concatenate([[True], sorted_part[1:] != sorted_part[:-1]])
@@ -290,7 +323,8 @@ class _Partners:
         """(amount, 2) graphs: pairs drawn uniformly and independently, in random order of the two. Needs count > 0."""
         ticket = rng.integers(0, self.choices[-1], size=amount)
         one = np.searchsorted(self.choices, ticket, side="right")
-        offset = ticket - np.concatenate([[0], self.choices])[one]  # which of the graphs of the group outside the own part
+        # which of the graphs of the group outside the own part
+        offset = ticket - np.concatenate([[0], self.choices])[one]
         other = self.group_start[one] + offset
         other += np.where(other >= self.part_start[one], self.part_size[one], 0)
         return np.stack([self.graph[one], self.graph[other]], axis=1)
@@ -313,7 +347,8 @@ def _once_each(pair_M2: Int, used: Bool) -> Bool:
 
 
 def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tuple[Byte, npt.NDArray[np.int32]]:
-    """Non-isomorphic pairs of one cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of 3 or more."""
+    """Non-isomorphic pairs of one cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of 3 or
+    more."""
     parts = [(np.empty((0, 2, pool.n, pool.n), dtype=np.uint8), np.empty(0, dtype=np.int32))]
     missing = {score: number for score, number in quota.items() if number}
     size, limit = max(_FIRST_POOL, 16 * sum(quota.values())), max(_MAX_POOL, 64 * sum(quota.values()))
@@ -321,16 +356,19 @@ def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tupl
         if len(pool) >= limit:
             score, number = max(missing.items())
             raise UserError(
-                f"graphs with {pool.n} nodes and edge probability {pool.p}: {number} of {quota[score]} pairs with score {score}"
-                f"{' or more' if score == 3 else ''} are missing after {len(pool):,} graphs; ask for fewer pairs, exclude fewer "
-                "(or make a smaller test split), use other sizes and probabilities, or change non_iso_prop_score_1 and non_iso_prop_score_2"
+                f"graphs with {pool.n} nodes and edge probability {pool.p}: {number} of {quota[score]} pairs with score"
+                f" {score}{' or more' if score == 3 else ''} are missing after {len(pool):,} graphs; ask for fewer"
+                " pairs, exclude fewer (or make a smaller test split), use other sizes and probabilities, or change"
+                " non_iso_prop_score_1 and non_iso_prop_score_2"
             )
         pool.grow(min(size, limit))
         size = 4 * len(pool)
         for score in sorted(missing, reverse=True):  # the rare ones first, while all graphs are free
             partners, plenty = pool.partners(score), _PLENTY * missing[score]
             if partners.count < plenty:  # fitting pairs grow with the square of the pool
-                size = min(size, max(int(1.1 * len(pool) * (plenty / max(partners.count, 0.1)) ** 0.5), len(pool) * 3 // 2))
+                size = min(
+                    size, max(int(1.1 * len(pool) * (plenty / max(partners.count, 0.1)) ** 0.5), len(pool) * 3 // 2)
+                )
                 if len(pool) < limit or partners.count == 0:
                     continue
             for attempt in range(8):  # more and more candidates, for cells of which nearly everything is forbidden
@@ -362,7 +400,8 @@ def _shuffled_twice(graph_Mnn: Byte, rng: np.random.Generator) -> Byte:
 
 
 def _derived_pairs(graph_Mnn: Byte, wanted: int, rng: np.random.Generator, ledger: _Ledger) -> Byte:
-    """Up to `wanted` isomorphic pairs (K, 2, n, n) made from these graphs, every one used once before any is used again."""
+    """Up to `wanted` isomorphic pairs (K, 2, n, n) made from these graphs, every one used once before any is used
+    again."""
     num, n, _ = graph_Mnn.shape
     parts = [np.empty((0, 2, n, n), dtype=np.uint8)]
     missing = wanted
@@ -391,8 +430,8 @@ def _new_pairs(n: int, p: float, wanted: int, rng: np.random.Generator, ledger: 
         amount = min(2 * amount, 1 << 16)
         if missing and tried >= max(_MAX_POOL // 4, 100 * wanted):
             raise UserError(
-                f"graphs with {n} nodes and edge probability {p}: {missing} of {wanted} isomorphic pairs are missing after {tried:,} "
-                "graphs, all others are used or excluded; ask for fewer pairs, exclude fewer (or make a smaller test split), or use "
-                "larger graphs"
+                f"graphs with {n} nodes and edge probability {p}: {missing} of {wanted} isomorphic pairs are missing"
+                f" after {tried:,} graphs, all others are used or excluded; ask for fewer pairs, exclude fewer (or make"
+                " a smaller test split), or use larger graphs"
             )
     return np.concatenate(parts)

@@ -14,7 +14,8 @@ MAX_STEPS = 200_000  # of one search; graphs of a data set take about as many as
 
 
 def isomorphic(first_nn: torch.Tensor, second_nn: torch.Tensor) -> bool:
-    """True if two graphs (n, n), without padding, are isomorphic: by search among the maps that keep the colours of refinement."""
+    """True if two graphs (n, n), without padding, are isomorphic: by search among the maps that keep the colours of
+    refinement."""
     n = len(first_nn)
     if second_nn.shape != first_nn.shape:
         return False
@@ -24,10 +25,11 @@ def isomorphic(first_nn: torch.Tensor, second_nn: torch.Tensor) -> bool:
 
 
 def wrong_score(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, score_P: torch.Tensor) -> tuple[int, str] | None:
-    """(pair, what is wrong) of the first pair whose score, and so its label, is not that of its graphs; None where all are right.
+    """(pair, what is wrong) of the first pair whose score, and so its label, is not that of its graphs; None where all
+    are right.
 
-    A score is the number of rounds that tell the graphs apart, -1 that they are isomorphic, which a map between them proves. Where the
-    search for one takes more than `MAX_STEPS` the score stands.
+    A score is the number of rounds that tell the graphs apart, -1 that they are isomorphic, which a map between them
+    proves. Where the search for one takes more than `MAX_STEPS` the score stands.
     """
     rounds = max(_ROUNDS, int(score_P.max()))
     found_P = wl_scores(adjacency_P2nn, size_P, rounds)
@@ -35,21 +37,32 @@ def wrong_score(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, score_P: tor
     if differing:
         pair = differing[0]
         stated, found = int(score_P[pair]), int(found_P[pair])
-        apart = f"{found} rounds of refinement tell its graphs apart" if found > 0 else f"{stated} rounds do not tell its graphs apart"
+        apart = (
+            f"{found} rounds of refinement tell its graphs apart"
+            if found > 0
+            else f"{stated} rounds do not tell its graphs apart"
+        )
         return pair, f"is {stated} at pair {pair}, but {apart}"
     alike = (score_P == -1).nonzero().flatten()
     if not len(alike):
         return None
     *_, colour_K2n = refine(adjacency_P2nn[alike], size_P[alike], _ROUNDS)
     graphs_K2nn = adjacency_P2nn[alike].cpu().numpy() != 0
-    for pair, graphs_2nn, colours, n in zip(alike.tolist(), graphs_K2nn, colour_K2n.tolist(), size_P[alike].tolist(), strict=True):
+    for pair, graphs_2nn, colours, n in zip(
+        alike.tolist(), graphs_K2nn, colour_K2n.tolist(), size_P[alike].tolist(), strict=True
+    ):
         a, b = graphs_2nn[:, :n, :n]
         if _search(a, b, colours[0][:n], colours[1][:n]) is False:
-            return pair, f"is -1 at pair {pair}, but its graphs are not isomorphic, though refinement does not tell them apart"
+            return (
+                pair,
+                f"is -1 at pair {pair}, but its graphs are not isomorphic, though refinement does not tell them apart",
+            )
     return None
 
 
-def _search(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_], colour_a: Sequence[int], colour_b: Sequence[int]) -> bool | None:
+def _search(
+    a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_], colour_a: Sequence[int], colour_b: Sequence[int]
+) -> bool | None:
     """True if some map of a's nodes to b's keeps edges and colours; None where `MAX_STEPS` do not tell."""
     if sorted(colour_a) != sorted(colour_b):
         return False

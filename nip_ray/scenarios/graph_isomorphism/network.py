@@ -1,7 +1,8 @@
 """An agent's networks in graph isomorphism: bodies (graph network, pooling, pair transformer) and heads.
 
 Decisions that matter here:
-- a policy body and a value body of the same agent read the same graphs, so their graph networks run stacked (`run_gins`);
+- a policy body and a value body of the same agent read the same graphs, so their graph networks run stacked
+  (`run_gins`);
 - only what a head reads is computed: a value needs pooled tokens, a prover's policy nodes, a verifier's policy both;
 - where `compiled`, graph networks and pair attention run by compiled kernels, which find the same up to rounding;
 - everything a network needs arrives in the observation as dense tensors; there is no loop over graphs or turns.
@@ -30,8 +31,8 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 @dataclass(frozen=True)
 class Inputs:
-    """An observation made ready for the bodies: normalised features, masks as floats, attention biases. extra_NTX: see `token_features`;
-    linear: whether linear messages are among these."""
+    """An observation made ready for the bodies: normalised features, masks as floats, attention biases. extra_NTX: see
+    `token_features`; linear: whether linear messages are among these."""
 
     history_NGVF: Tensor
     latest_NGVL: Tensor
@@ -51,12 +52,20 @@ class GraphBody(nn.Module):
         self.settings = settings
         self.compiled = compiled
         d_out = settings.d_gnn * (2 if settings.use_dual_gnn else 1)
-        self.gnn = Gin(seat.history_features + seat.told, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
+        self.gnn = Gin(
+            seat.history_features + seat.told,
+            settings.d_gnn,
+            settings.d_gin_mlp,
+            settings.num_gnn_layers,
+            settings.activation,
+        )
         self.batch_norm = nn.BatchNorm1d(d_out) if settings.use_batch_norm else None
         linear_features = seat.history_features * seat.linear_symbols
         self.token = nn.Linear(d_out + 2 + seat.latest_features + linear_features, settings.d_transformer)
         self.layers = nn.ModuleList(
-            PairTransformerLayer(settings.d_transformer, settings.num_heads, settings.d_transformer_mlp, settings.transformer_dropout)
+            PairTransformerLayer(
+                settings.d_transformer, settings.num_heads, settings.d_transformer_mlp, settings.transformer_dropout
+            )
             for _ in range(settings.num_transformer_layers)
         )
         self.output = nn.Linear(settings.d_transformer, settings.d_representation)
@@ -81,7 +90,8 @@ class GraphBody(nn.Module):
     def represent(
         self, gnn_SMVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Graph representations (N, G, R) and node representations (N, G, V, R); a part that is not wanted comes back empty.
+        """Graph representations (N, G, R) and node representations (N, G, V, R); a part that is not wanted comes back
+        empty.
 
         side_N: the graph whose nodes are wanted in each row, which come back as (N, 1, V, R); None for both.
         """
@@ -94,13 +104,19 @@ class GraphBody(nn.Module):
         side = side_N if want_nodes else None
         return native.represent(self, h_NGVD, inputs.latest_NGVL, inputs.node_mask_NGV1, wanted, side, *in_torch)
 
-    def forward(self, h_NGVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, h_NGVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """`represent` by torch's operations."""
         x = self.token(torch.cat([torch.cat([self._pool(h_NGVD), h_NGVD.flatten(1, 2)], 1), inputs.extra_NTX], 2))
         for layer in self.layers[:-1]:
             x = layer(x, inputs.bias_NGK, inputs.bias_NK)
         wants = (want_graphs, want_nodes, side_N)
-        x = self.layers[-1](x, inputs.bias_NGK, inputs.bias_NK, *wants) if len(self.layers) else wanted_tokens(x, *wants)
+        x = (
+            self.layers[-1](x, inputs.bias_NGK, inputs.bias_NK, *wants)
+            if len(self.layers)
+            else wanted_tokens(x, *wants)
+        )
         graphs, nodes = self.output(x).split([2 * want_graphs, x.shape[1] - 2 * want_graphs], 1)
         return graphs, nodes.unflatten(1, (-1, h_NGVD.shape[2])) if want_nodes else nodes
 
@@ -112,7 +128,8 @@ class GraphBody(nn.Module):
         return not noisy and not odd and len(self.layers) > 0
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
-        """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the order of the pair, as the settings ask."""
+        """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the order of the pair, as the settings
+        ask."""
         pooled = h_NGVD.sum(2)
         if self.batch_norm is not None:
             pooled = self.batch_norm(pooled.flatten(0, 1)).view(pooled.shape)
@@ -125,8 +142,8 @@ class GraphBody(nn.Module):
 
 
 def token_features(latest_NGVL: Tensor, linear_NX: Tensor | None) -> Tensor:
-    """(N, 2 + G V, ...): of a pair's tokens, what stands beside their representations: two bits that mark the pooled ones, which are the
-    first two, the latest messages, and the linear history, which is the same for all."""
+    """(N, 2 + G V, ...): of a pair's tokens, what stands beside their representations: two bits that mark the pooled
+    ones, which are the first two, the latest messages, and the linear history, which is the same for all."""
     extra = F.pad(latest_NGVL.flatten(1, 2), (2, 0, 2, 0))
     extra[:, :2, :2] = torch.eye(2, device=extra.device)
     return extra if linear_NX is None else torch.cat([extra, linear_NX[:, None].expand(-1, extra.shape[1], -1)], 2)
@@ -138,7 +155,12 @@ class GraphAgent(DialogueAgent):
     history_axis = 3
 
     def __init__(
-        self, settings: GraphAgentSettings, seat: Seat, shared_body: bool, critic_seat: Seat | None = None, compiled: bool = False
+        self,
+        settings: GraphAgentSettings,
+        seat: Seat,
+        shared_body: bool,
+        critic_seat: Seat | None = None,
+        compiled: bool = False,
     ) -> None:
         """See `DialogueAgent`. compiled: whether compiled kernels may be used."""
         super().__init__(settings, seat, critic_seat)
@@ -152,8 +174,11 @@ class GraphAgent(DialogueAgent):
         """The body that the policy reads; with a shared body the value reads it too."""
         return self.policy_body
 
-    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see `GraphIsomorphism.observe`."""
+    def forward(
+        self, obs: Observation, want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
+        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see
+        `GraphIsomorphism.observe`."""
         inputs = self._inputs(obs)
         bodies = self._bodies(want_policy, want_value)
         critic_inputs = self._inputs(obs, "state_") if self.apart and want_value else inputs
@@ -168,7 +193,8 @@ class GraphAgent(DialogueAgent):
             want_graphs = want_graphs or (want_value and self.value_body is None)
             graphs, nodes = bodies[0].represent(gnn_KSMVD[0], inputs, want_graphs, True, side_N)
             logits_NFGV = self.node_selector(nodes).permute(0, 3, 1, 2)
-            logits_NFGV = logits_NFGV.expand(-1, -1, 2, -1)  # where only one graph's nodes were computed, the other's are forbidden
+            # where only one graph's nodes were computed, the other's are forbidden
+            logits_NFGV = logits_NFGV.expand(-1, -1, 2, -1)
             message = logits_NFGV.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
             policy = self.policy_of(message, graphs.flatten(1) if self.reads_whole else None, obs)
         if want_value:

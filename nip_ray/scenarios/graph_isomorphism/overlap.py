@@ -8,7 +8,8 @@ from nip_ray.scenarios.graph_isomorphism.isomorphism import isomorphic
 
 
 def occurring(pairs: GraphPairs, others: GraphPairs) -> torch.Tensor:
-    """(P,) bool: of each of `pairs`, whether one of `others` is the same. Exact: `pair_keys` finds the candidates only."""
+    """(P,) bool: of each of `pairs`, whether one of `others` is the same. Exact: `pair_keys` finds the candidates
+    only."""
     by_key: dict[int, list[int]] = {}
     for index, key in enumerate(pair_keys(others).tolist()):
         by_key.setdefault(key, []).append(index)
@@ -21,6 +22,7 @@ def occurring(pairs: GraphPairs, others: GraphPairs) -> torch.Tensor:
 
 def _same(pairs: GraphPairs, index: int, others: GraphPairs, candidate: int) -> bool:
     (a, b), (c, d) = (
-        found.adjacency_P2nn[i, :, : int(found.size_P[i]), : int(found.size_P[i])] for found, i in ((pairs, index), (others, candidate))
+        found.adjacency_P2nn[i, :, : int(found.size_P[i]), : int(found.size_P[i])]
+        for found, i in ((pairs, index), (others, candidate))
     )
     return (isomorphic(a, c) and isomorphic(b, d)) or (isomorphic(a, d) and isomorphic(b, c))

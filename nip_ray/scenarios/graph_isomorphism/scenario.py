@@ -1,4 +1,5 @@
-"""Graph isomorphism as a scenario: a message names one node of one of two graphs; the label says whether they are isomorphic."""
+"""Graph isomorphism as a scenario: a message names one node of one of two graphs; the label says whether they are
+isomorphic."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,8 +58,8 @@ class GraphIsomorphism(NamingScenario):
         return {"adjacency": self.adjacency_IGVV[id_N], "node_mask": self.node_mask_IGV[id_N]}
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """Also answer_side (N, writable F): 1 where the latest message of that channel and position names a node of the first graph, so
-        that a prover must answer in the second."""
+        """Also answer_side (N, writable F): 1 where the latest message of that channel and position names a node of the
+        first graph, so that a prover must answer in the second."""
         at, obs = self.seats[agent], super().observe(agent, id_N, said, round_N, seed_N)
         names_first_NL = obs["latest"][:, 0].amax(1) > 0
         writes = [at.reads.index(c) * self.message_size + m for c in at.writes for m in range(self.message_size)]
@@ -104,10 +105,13 @@ class GraphIsomorphism(NamingScenario):
         }
 
     def instance_picture(self, id: int) -> dict[str, Any]:
-        """The pair: "graphs", each with the numbers of its nodes and its edges; symbol s names node s % size of graph s // size."""
+        """The pair: "graphs", each with the numbers of its nodes and its edges; symbol s names node s % size of graph s
+        // size."""
         graphs = []
         for adjacency_VV, mask_V in zip(self.adjacency_IGVV[id].cpu(), self.node_mask_IGV[id].cpu()):
-            graphs.append({"nodes": mask_V.nonzero().flatten().tolist(), "edges": adjacency_VV.triu(1).nonzero().tolist()})
+            graphs.append(
+                {"nodes": mask_V.nonzero().flatten().tolist(), "edges": adjacency_VV.triu(1).nonzero().tolist()}
+            )
         return {"kind": "graphs", "size": self.num_nodes, "graphs": graphs}
 
     def occurring(self) -> Tensor:
@@ -129,7 +133,9 @@ class GraphIsomorphism(NamingScenario):
         return max((self.agents[verifier].num_gnn_layers for verifier in self.protocol.verifiers), default=None)
 
     def _pairs(self, id_N: Tensor) -> GraphPairs:
-        return GraphPairs(self.adjacency_IGVV[id_N].to(torch.uint8), self.node_mask_IGV[id_N, 0].sum(1), self.wl_score_I[id_N])
+        return GraphPairs(
+            self.adjacency_IGVV[id_N].to(torch.uint8), self.node_mask_IGV[id_N, 0].sum(1), self.wl_score_I[id_N]
+        )
 
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
         """(N, G, V, F) by round, channel and position, and (N, G, V, L) of what is latest."""
@@ -137,7 +143,8 @@ class GraphIsomorphism(NamingScenario):
         main = said.main[:, :, :, columns(at.reads)]
         said_NXA = main.permute(0, 1, 3, 4, 2).reshape(count, at.history_features, main.shape[2])
         spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=round_N.device)
-        spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), self._one.expand(said_NXA.shape))  # nothing said, -1, lands in the last place
+        # nothing said, -1, lands in the last place
+        spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), self._one.expand(said_NXA.shape))
         named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
         by_round = named_NXGV.unflatten(1, (at.rounds, at.latest_features))
         latest_NLGV = self.latest(at, by_round, round_N)

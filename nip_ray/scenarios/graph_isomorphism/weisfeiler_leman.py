@@ -2,12 +2,13 @@
 
 Decisions that matter here:
 
-- `wl_scores` is exact. A colouring is kept as the relation "node i looks like node j" over both graphs of a pair, not as
-  names or hashes of colours, so there is nothing that could collide. One round of refinement is two batched matrix products
-  of small integers, which floating point represents exactly (see `_exact_dtype`). The arrays are numpy's: matrices this small
-  gain nothing from torch's threads, and lose much to them when other processes want the cores too.
-- `colour_hashes` and `graph_hashes` are lossy 64-bit invariants for finding candidates among very many graphs. Isomorphic
-  graphs always hash alike; different graphs hash differently but for accidents. Nothing is labelled by a hash.
+- `wl_scores` is exact. A colouring is kept as the relation "node i looks like node j" over both graphs of a pair, not
+  as names or hashes of colours, so there is nothing that could collide. One round of refinement is two batched matrix
+  products of small integers, which floating point represents exactly (see `_exact_dtype`). The arrays are numpy's:
+  matrices this small gain nothing from torch's threads, and lose much to them when other processes want the cores too.
+- `colour_hashes` and `graph_hashes` are lossy 64-bit invariants for finding candidates among very many graphs.
+  Isomorphic graphs always hash alike; different graphs hash differently but for accidents. Nothing is labelled by a
+  hash.
 """
 
 from collections.abc import Iterator
@@ -20,10 +21,12 @@ import torch
 U64 = npt.NDArray[np.uint64]
 Float = npt.NDArray[np.floating[Any]]
 
-_CHUNK_ENTRIES = 1 << 17  # entries of one (pairs, 2n, 2n) work array: half a MiB of float32, so that all of them fit a cache
+# entries of one (pairs, 2n, 2n) work array: half a MiB of float32, so that all of them fit a cache
+_CHUNK_ENTRIES = 1 << 17
 
 
-# ----------------------------------------------------------------------------------------------------------- exact scores
+# ----------------------------------------------------------------------------------------------------------- exact
+# scores
 
 
 def wl_scores(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, max_rounds: int = 5) -> torch.Tensor:
@@ -88,7 +91,8 @@ def _exact_dtype(n: int) -> npt.DTypeLike:
 def _start(adjacency_P2nn: npt.NDArray[Any], size_P: npt.NDArray[Any]) -> tuple[Float, Float]:
     """Both graphs of a pair as one graph of 2n nodes (P, 2n, 2n), and the uniform colouring of its real nodes.
 
-    Padded nodes look like nobody, not even like themselves: so they never count as a neighbour, whatever edges they have.
+    Padded nodes look like nobody, not even like themselves: so they never count as a neighbour, whatever edges they
+    have.
     """
     num_pairs, _, n, _ = adjacency_P2nn.shape
     real = np.tile(np.arange(n) < size_P[:, None], 2).astype(_exact_dtype(n))  # (P, 2n)
@@ -108,7 +112,8 @@ def _refine_once(edges: Float, alike: Float) -> Float:
     return alike * (norm[:, :, None] + norm[:, None, :] == 2 * gram)
 
 
-# ------------------------------------------------------------------------------------------------------------ fast hashes
+# ------------------------------------------------------------------------------------------------------------ fast
+# hashes
 
 
 def mix64(x: U64) -> U64:
@@ -122,8 +127,8 @@ def mix64(x: U64) -> U64:
 def colour_hashes(edge_EN: npt.NDArray[np.bool_], n: int, rounds: int) -> U64:
     """Hashes of the colour multisets after 1 .. `rounds` rounds, of N graphs with n nodes each: uint64 (rounds, N).
 
-    edge_EN: the upper triangle by rows (`numpy.triu_indices(n, 1)`), one column per graph, so that every operation below
-    runs along contiguous memory over all graphs; the only Python loop is over the n(n-1)/2 places of an edge.
+    edge_EN: the upper triangle by rows (`numpy.triu_indices(n, 1)`), one column per graph, so that every operation
+    below runs along contiguous memory over all graphs; the only Python loop is over the n(n-1)/2 places of an edge.
     """
     num_graphs = edge_EN.shape[1]
     out = np.zeros((rounds, num_graphs), dtype=np.uint64)

@@ -1,7 +1,8 @@
 """Actions and observations as numbers: the host's subsets as classes, the agent's legal coordinates, what both see.
 
-A subset of at least two of the d coordinates is numbered by its binary value c (the sum of 2^k over its coordinates k): its class is
-c - floor(log2 c) - 2, so that the 2^d - d - 1 classes are consecutive and all coordinates together are the last one.
+A subset of at least two of the d coordinates is numbered by its binary value c (the sum of 2^k over its coordinates k):
+its class is c - floor(log2 c) - 2, so that the 2^d - d - 1 classes are consecutive and all coordinates together are the
+last one.
 """
 
 import torch

@@ -4,14 +4,16 @@
     env = gymnasium.make("nip_ray/HironakaHost-v0", opponent="choose_first")
     envs = gymnasium.make_vec("nip_ray/HironakaAgent-v0", num_envs=1024, opponent="zeillinger", dimension=4)
 
-The name says who learns. Importing this module registers both; "nip_ray.scenarios.hironaka.environments:nip_ray/HironakaHost-v0" does so
-by itself. Other arguments: `illegal_reward`, `render_mode` ("ansi"), and the game's own settings (`HironakaSettings`).
+The name says who learns. Importing this module registers both;
+"nip_ray.scenarios.hironaka.environments:nip_ray/HironakaHost-v0" does so by itself. Other arguments: `illegal_reward`,
+`render_mode` ("ansi"), and the game's own settings (`HironakaSettings`).
 
 Decisions that matter here:
-- a host's action is its class, an agent's the coordinate. An illegal one, which `action_mask` shows or which is no action at all, moves
-  nothing, takes a round and pays `illegal_reward`; the infos count it ("illegal");
+- a host's action is its class, an agent's the coordinate. An illegal one, which `action_mask` shows or which is no
+  action at all, moves nothing, takes a round and pays `illegal_reward`; the infos count it ("illegal");
 - no game begins over; `reset(options={"points": ...})` begins with given ones and refuses those that are;
-- many copies begin again in the step after an end, as Gymnasium's own vector environments do, from one stream of random numbers.
+- many copies begin again in the step after an end, as Gymnasium's own vector environments do, from one stream of random
+  numbers.
 """
 
 from collections.abc import Sequence
@@ -39,9 +41,12 @@ _NOT_OF_THE_GAME = ("name", "agents", "num_train", "num_test", "rho_games")
 
 
 class Games:
-    """Games of one learner: what the environments below share. class_B: what the host has chosen where the learner is the agent."""
+    """Games of one learner: what the environments below share. class_B: what the host has chosen where the learner is
+    the agent."""
 
-    def __init__(self, role: Role, opponent: str | Player, illegal_reward: float, settings: HironakaSettings, device: str = "cpu") -> None:
+    def __init__(
+        self, role: Role, opponent: str | Player, illegal_reward: float, settings: HironakaSettings, device: str = "cpu"
+    ) -> None:
         if role not in ROLES:
             raise UserError(f"role: got {role!r}, expected {' or '.join(ROLES)}")
         self.role, self.illegal_reward, self.game = role, illegal_reward, Game(settings, device)
@@ -93,7 +98,10 @@ class Games:
             raise UserError(f"points: got {len(points_BMD)} games, expected {games}")
         state = self.game.start(points_BMD)
         if not bool(state.open_B.all()):
-            raise UserError("points: a game that begins with them is over, expected at least two points of which none is below another")
+            raise UserError(
+                "points: a game that begins with them is over, expected at least two points of which none is below"
+                " another"
+            )
         return state
 
     def step(self, action_B: Tensor) -> tuple[Tensor, Outcome]:
@@ -124,18 +132,26 @@ class Games:
 
 
 class HironakaEnv(gymnasium.Env[Observation, np.int64]):
-    """One game. role: "host" or "agent", who learns. opponent: a player by name, or a `Player`. settings: of `HironakaSettings`."""
+    """One game. role: "host" or "agent", who learns. opponent: a player by name, or a `Player`. settings: of
+    `HironakaSettings`."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
 
     def __init__(
-        self, role: Role, opponent: str | Player = "random", illegal_reward: float = -0.001, render_mode: str | None = None, **settings: Any
+        self,
+        role: Role,
+        opponent: str | Player = "random",
+        illegal_reward: float = -0.001,
+        render_mode: str | None = None,
+        **settings: Any,
     ) -> None:
         """Raises UserError for an unknown role, opponent or setting, or a setting out of its bounds."""
         self.games, self.render_mode = Games(role, opponent, illegal_reward, game_settings(settings)), render_mode
         self.observation_space, self.action_space = self.games.space(), spaces.Discrete(self.games.actions)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """A random start, or ``options={"points": ...}``."""
         super().reset(seed=seed)
         self.games.reset(self.np_random, options, 1)
@@ -181,12 +197,16 @@ class HironakaVectorEnv(VectorEnv[Observation, Any, Any]):
         """Raises UserError as `HironakaEnv` does. device: where the games are."""
         settings.pop("render_mode", None)
         self.num_envs, self.games = num_envs, Games(role, opponent, illegal_reward, game_settings(settings), device)
-        self.single_observation_space, self.single_action_space = self.games.space(), spaces.Discrete(self.games.actions)
+        self.single_observation_space, self.single_action_space = (
+            self.games.space(),
+            spaces.Discrete(self.games.actions),
+        )
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        """Random starts, or ``options={"points": ...}``. seed: a number, or several, which together make one for all copies."""
+        """Random starts, or ``options={"points": ...}``. seed: a number, or several, which together make one for all
+        copies."""
         super().reset(seed=stable_seed(len(seed), *map(int, seed)) if isinstance(seed, Sequence | np.ndarray) else seed)
         self.games.reset(self.np_random, options, self.num_envs)
         return self.games.observe(), {}
@@ -202,7 +222,9 @@ class HironakaVectorEnv(VectorEnv[Observation, Any, Any]):
             index_K = ended_B.nonzero()[:, 0]
             games.begin(games.state.put(index_K, open_start(games.game, len(index_K), games.draw)))
         paid_B = torch.where(ended_B, 0.0, paid_B)
-        paid, terminated, truncated, illegal = (x.cpu().numpy() for x in (paid_B, outcome.terminated_B, outcome.truncated_B, illegal_B))
+        paid, terminated, truncated, illegal = (
+            x.cpu().numpy() for x in (paid_B, outcome.terminated_B, outcome.truncated_B, illegal_B)
+        )
         return games.observe(), paid, terminated, truncated, {"illegal": illegal}
 
 

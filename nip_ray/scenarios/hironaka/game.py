@@ -1,12 +1,14 @@
 """Many polyhedra games as one state: start, step, and what a step paid.
 
 Decisions that matter here:
-- the state holds the points themselves, whole numbers at the start, and scaling is a matter of what players see. The published code
-  scales the state, whose rounding then decides which points are equal (`scale_state` does so, to repeat its figures);
-- a game that has ended stays as it is, to the last bit, and is paid nothing; so does a game whose move is illegal, except that the
-  round counts;
+- the state holds the points themselves, whole numbers at the start, and scaling is a matter of what players see. The
+  published code scales the state, whose rounding then decides which points are equal (`scale_state` does so, to repeat
+  its figures);
+- a game that has ended stays as it is, to the last bit, and is paid nothing; so does a game whose move is illegal,
+  except that the round counts;
 - a step limit cuts a game (`cut_B`), it does not end it (`over_B`): whoever learns has to bootstrap there;
-- a step reads nothing back from the device. `trimmed` and `select` do or need it; they are the caller's choice, between steps.
+- a step reads nothing back from the device. `trimmed` and `select` do or need it; they are the caller's choice, between
+  steps.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,8 @@ from nip_ray.settings.hironaka import MAX_POINTS, HironakaSettings
 
 @dataclass(frozen=True)
 class State:
-    """B games. points: (B, rows, d), ordered, rows at most the settings' `max_points`; count_B: points of each; round_B: rounds played.
+    """B games. points: (B, rows, d), ordered, rows at most the settings' `max_points`; count_B: points of each;
+    round_B: rounds played.
 
     over_B: one point is left, the host has won. cut_B: cut off by the round limit.
     """
@@ -66,8 +69,8 @@ class State:
 class Outcome:
     """What one step did to B games. Games that had ended before have zeros and False throughout.
 
-    host_reward_B, agent_reward_B: the pay. terminated_B: the game ended in this round. truncated_B: it was cut in this round.
-    moved_B: the move was legal and was made.
+    host_reward_B, agent_reward_B: the pay. terminated_B: the game ended in this round. truncated_B: it was cut in this
+    round. moved_B: the move was legal and was made.
     """
 
     host_reward_B: Tensor
@@ -96,7 +99,8 @@ class Game:
     def start(self, points_BMD: Tensor) -> State:
         """Games that start from these points, of at most `max_points` rows; negative rows are padding.
 
-        Raises UserError for another shape, numbers that are not finite or too large, rows of mixed sign and games without a point.
+        Raises UserError for another shape, numbers that are not finite or too large, rows of mixed sign and games
+        without a point.
         """
         points_BMD = points_BMD.to(self.device, self.dtype)
         self._check(points_BMD)
@@ -135,14 +139,18 @@ class Game:
         over_B = state.over_B | (open_B & (count_B <= 1))
         round_B = state.round_B + open_B
         cut_B = state.cut_B | (open_B & ~over_B & (round_B >= self.settings.max_rounds))
-        return State(points, count_B, round_B, over_B, cut_B), self._outcome(state, open_B, moved_B, count_B, over_B, cut_B)
+        return State(points, count_B, round_B, over_B, cut_B), self._outcome(
+            state, open_B, moved_B, count_B, over_B, cut_B
+        )
 
     def chosen(self, class_B: Tensor) -> Tensor:
         """(B, d) bool: the coordinates of the host's choices, none for a number that is no class."""
         known_B = (class_B >= 0) & (class_B < len(self.choices_KD))
         return self.choices_KD[class_B.clamp(0, len(self.choices_KD) - 1)] & known_B[:, None]
 
-    def _outcome(self, old: State, open_B: Tensor, moved_B: Tensor, count_B: Tensor, over_B: Tensor, cut_B: Tensor) -> Outcome:
+    def _outcome(
+        self, old: State, open_B: Tensor, moved_B: Tensor, count_B: Tensor, over_B: Tensor, cut_B: Tensor
+    ) -> Outcome:
         ended_B = open_B & over_B
         host_B = ended_B.float()
         if self.settings.host_reward == "win_and_points":
@@ -171,12 +179,17 @@ class Game:
     def _check(self, points_BMD: Tensor) -> None:
         most, dimension = self.settings.max_points, self.settings.dimension
         if points_BMD.dim() != 3 or not 1 <= points_BMD.shape[1] <= most or points_BMD.shape[2] != dimension:
-            raise UserError(f"points: got shape {tuple(points_BMD.shape)}, expected (games, 1 to {most} points, {dimension} coordinates)")
+            raise UserError(
+                f"points: got shape {tuple(points_BMD.shape)}, expected (games, 1 to {most} points, {dimension}"
+                " coordinates)"
+            )
         if not bool((points_BMD.abs() <= rules.LARGEST).all()):  # false for what is no number, too
             raise UserError(f"points: expected finite numbers of at most {rules.LARGEST:g}")
         negative_BMD = points_BMD < 0
         if bool((negative_BMD.any(-1) != negative_BMD.all(-1)).any()):
-            raise UserError(f"points: expected coordinates of at least 0, or rows of {rules.PADDING:g} throughout as padding")
+            raise UserError(
+                f"points: expected coordinates of at least 0, or rows of {rules.PADDING:g} throughout as padding"
+            )
         if bool(negative_BMD.all(-1).all(-1).any()):
             raise UserError("points: expected at least one point in each game")
 

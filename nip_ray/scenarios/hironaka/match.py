@@ -1,13 +1,16 @@
 """How strong a pair of players is: games per round, counted in the published ways.
 
 Decisions that matter here:
-- the published validator plays game after game and counts those begun within a fixed number of rounds. Games are independent of
-  each other, so their lengths can be drawn in any order: here many games are played side by side, each to its end, and then lined up
-  by their number, as if the next began when the one before had ended. The count has exactly the distribution of the sequential one.
-  Lining them up in the order in which they *end* would not do: short games would come first;
-- a game that is not over after 1000 rounds is cut by the published validator after its 1001st round, which counts; so here;
-- numbers are of double precision, whole and exact up to 2^53; starts are not reduced. The published validator's list is unordered
-  before the first move, ours is ordered, which matters to nobody but a host that breaks ties by order, in the first round.
+- the published validator plays game after game and counts those begun within a fixed number of rounds. Games are
+  independent of each other, so their lengths can be drawn in any order: here many games are played side by side, each
+  to its end, and then lined up by their number, as if the next began when the one before had ended. The count has
+  exactly the distribution of the sequential one. Lining them up in the order in which they *end* would not do: short
+  games would come first;
+- a game that is not over after 1000 rounds is cut by the published validator after its 1001st round, which counts; so
+  here;
+- numbers are of double precision, whole and exact up to 2^53; starts are not reduced. The published validator's list is
+  unordered before the first move, ours is ordered, which matters to nobody but a host that breaks ties by order, in the
+  first round.
 """
 
 from collections.abc import Sequence
@@ -34,7 +37,8 @@ _SMALLEST, _LARGEST = 64, 4096  # games side by side
 class Played:
     """G games played to their end. length_G: rounds (0: over at the start); over_G: the host won (else cut off).
 
-    game_T, class_T, axis_T: all their rounds, those of a game in order: which game it was of, the host's class, the agent's coordinate.
+    game_T, class_T, axis_T: all their rounds, those of a game in order: which game it was of, the host's class, the
+    agent's coordinate.
     """
 
     length_G: Tensor
@@ -65,9 +69,10 @@ class Played:
 class MatchResult:
     """A match of `rounds` rounds.
 
-    games: games begun, the published count. lengths: the rounds of each within the match; the last one may be unfinished. unfinished:
-    games that were cut off by the round limit. host_actions, agent_actions: how often each class and each coordinate was chosen
-    within the match. standard_error: of `games`, by renewal theory, from the lengths' spread.
+    games: games begun, the published count. lengths: the rounds of each within the match; the last one may be
+    unfinished. unfinished: games that were cut off by the round limit. host_actions, agent_actions: how often each
+    class and each coordinate was chosen within the match. standard_error: of `games`, by renewal theory, from the
+    lengths' spread.
     """
 
     rounds: int
@@ -84,7 +89,8 @@ class MatchResult:
         return self.games / self.rounds
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON. mean_length and longest are those of the games that ended within the match, None where none did."""
+        """As plain JSON. mean_length and longest are those of the games that ended within the match, None where none
+        did."""
         ended = self.lengths[:-1]
         return {
             "rounds": self.rounds,
@@ -122,7 +128,12 @@ def play_out(game: Game, host: Player, agent: Player, games: int, draw: torch.Ge
 
 
 def match(
-    host: Player, agent: Player, rounds: int = 10_000, seed: int = 0, settings: HironakaSettings = PUBLISHED, device: str = "cpu"
+    host: Player,
+    agent: Player,
+    rounds: int = 10_000,
+    seed: int = 0,
+    settings: HironakaSettings = PUBLISHED,
+    device: str = "cpu",
 ) -> MatchResult:
     """Game after game for `rounds` rounds. Raises UserError for fewer than one.
 
@@ -141,11 +152,13 @@ def match(
 
 
 def _counted(played: Played, rounds: int, classes: int, dimension: int) -> MatchResult:
-    """The first games that fit into `rounds`, the last of them in part, perhaps none of it. There must be one game more than fill them."""
+    """The first games that fit into `rounds`, the last of them in part, perhaps none of it. There must be one game more
+    than fill them."""
     taken_G = played.taken_G.double()
     end_G = taken_G.cumsum(0)
     finished = int((end_G <= rounds).sum())
-    lengths = taken_G[: finished + 1].long().tolist()  # a game that begins as the match ends is counted too, as published
+    # a game that begins as the match ends is counted too, as published
+    lengths = taken_G[: finished + 1].long().tolist()
     lengths[-1] = min(lengths[-1], rounds - sum(lengths[:-1]))
     last_T = (played.game_T == finished).nonzero()[: lengths[-1], 0]
     within_T = torch.cat(((played.game_T < finished).nonzero()[:, 0], last_T))

@@ -1,11 +1,14 @@
 """The network of a player: an encoder of the points, layers, a head for the moves and one for the value.
 
 Decisions that matter here:
-- moving all points by the same vector changes nothing in the game, so a network that sees them relative to their smallest coordinates has
-  less to learn; and after some rounds one coordinate outgrows the others a thousandfold, so it also sees each coordinate on its own scale
-  and on a logarithmic one. Divided by the largest number alone, as published, most of the position is rounded to zero for it;
-- the set encoder takes points in any order, and skips rows that no game of a batch uses (on a CPU; elsewhere asking would cost more);
-- logits of illegal moves are -1e9, so that sampled, greedy and bootstrapped moves are legal whoever takes them from the policy.
+- moving all points by the same vector changes nothing in the game, so a network that sees them relative to their
+  smallest coordinates has less to learn; and after some rounds one coordinate outgrows the others a thousandfold, so it
+  also sees each coordinate on its own scale and on a logarithmic one. Divided by the largest number alone, as
+  published, most of the position is rounded to zero for it;
+- the set encoder takes points in any order, and skips rows that no game of a batch uses (on a CPU; elsewhere asking
+  would cost more);
+- logits of illegal moves are -1e9, so that sampled, greedy and bootstrapped moves are legal whoever takes them from the
+  policy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +26,9 @@ _NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.Layer
 
 
 def relative(points_NMD: Tensor, live_NM1: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, m, 3d) of each point, (N, d) of the game: places from 0 to 1 in the common scale, in each coordinate's own, and as logarithms;
-    how far the coordinates reach, as logarithms. Zeros in rows without a point. Unchanged where all points are moved or scaled alike.
+    """(N, m, 3d) of each point, (N, d) of the game: places from 0 to 1 in the common scale, in each coordinate's own,
+    and as logarithms; how far the coordinates reach, as logarithms. Zeros in rows without a point. Unchanged where all
+    points are moved or scaled alike.
     """
     least_N1D = torch.where(live_NM1, points_NMD, torch.inf).amin(1, keepdim=True)
     moved_NMD = torch.where(live_NM1, points_NMD - least_N1D, 0.0)
@@ -37,7 +41,8 @@ def relative(points_NMD: Tensor, live_NM1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Block(nn.Module):
-    """A residual block: two linear maps with their norms, added to what went in (through a third where widths differ)."""
+    """A residual block: two linear maps with their norms, added to what went in (through a third where widths
+    differ)."""
 
     def __init__(self, num_in: int, layer: HironakaLayer) -> None:
         super().__init__()
@@ -67,7 +72,8 @@ def stack(num_in: int, layers: Sequence[HironakaLayer]) -> tuple[nn.Sequential, 
 
 
 class SetEncoder(nn.Module):
-    """(N, 2 width) of sets of points: each point by a small network, again beside what all points are together, then largest and mean."""
+    """(N, 2 width) of sets of points: each point by a small network, again beside what all points are together, then
+    largest and mean."""
 
     def __init__(self, num_in: int, width: int) -> None:
         super().__init__()
@@ -88,7 +94,8 @@ def _pooled(h_NMW: Tensor, live_NM1: Tensor) -> Tensor:
 
 
 class Body(nn.Module):
-    """From an observation to features. num_points, dimension: of the game. sees_choice: the agent's, which also sees the host's choice."""
+    """From an observation to features. num_points, dimension: of the game. sees_choice: the agent's, which also sees
+    the host's choice."""
 
     def __init__(self, settings: HironakaAgentSettings, num_points: int, dimension: int, sees_choice: bool) -> None:
         super().__init__()
@@ -97,7 +104,9 @@ class Body(nn.Module):
         beside = dimension * ((settings.view == "relative") + sees_choice)
         self.encoder = SetEncoder(each, settings.point_width) if settings.encoder == "set" else None
         encoded = num_points * each if self.encoder is None else 2 * settings.point_width
-        self.layers, self.width = stack(encoded + beside, settings.layers or (HironakaLayer(settings.width, repeat=settings.depth),))
+        self.layers, self.width = stack(
+            encoded + beside, settings.layers or (HironakaLayer(settings.width, repeat=settings.depth),)
+        )
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """(N, width)."""
@@ -119,24 +128,38 @@ class Body(nn.Module):
 
 
 class HironakaAgent(nn.Module):
-    """A learned host (moves: its classes) or agent (moves: coordinates). num_symbols: S, the alphabet, at least as many."""
+    """A learned host (moves: its classes) or agent (moves: coordinates). num_symbols: S, the alphabet, at least as
+    many."""
 
     def __init__(
-        self, settings: HironakaAgentSettings, num_points: int, dimension: int, moves: int, num_symbols: int, sees_choice: bool
+        self,
+        settings: HironakaAgentSettings,
+        num_points: int,
+        dimension: int,
+        moves: int,
+        num_symbols: int,
+        sees_choice: bool,
     ) -> None:
         super().__init__()
         self.settings, self.unused = settings, num_symbols - moves
         self.policy_body = Body(settings, num_points, dimension, sees_choice)
         self.value_body = None if settings.shared_body else Body(settings, num_points, dimension, sees_choice)
-        self.policy_head, self.value_head = nn.Linear(self.policy_body.width, moves), nn.Linear(self.policy_body.width, 1)
+        self.policy_head, self.value_head = (
+            nn.Linear(self.policy_body.width, moves),
+            nn.Linear(self.policy_body.width, 1),
+        )
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         """The move distribution and the value (N,) of N turns; each only if wanted. obs: see `positions.Rules.view`."""
         policy = value = None
         hidden = self.policy_body(obs) if want_policy or self.value_body is None else None
         if want_policy and hidden is not None:
             logits = nn.functional.pad(self.policy_head(hidden), (0, self.unused))
-            policy = Policy(logits.masked_fill(~obs["legal"].bool(), FORBIDDEN)[:, None], None, None, obs["speaks"], None)
+            policy = Policy(
+                logits.masked_fill(~obs["legal"].bool(), FORBIDDEN)[:, None], None, None, obs["speaks"], None
+            )
         if want_value:
             value = self.value_head(hidden if self.value_body is None else self.value_body(obs)).squeeze(-1)
         return policy, value
@@ -146,7 +169,10 @@ class HironakaAgent(nn.Module):
         factor = self.settings.agent_lr_factor
         actor = [*self.policy_body.parameters(), *self.policy_head.parameters()]
         critic = [*(self.value_body.parameters() if self.value_body is not None else ()), *self.value_head.parameters()]
-        return [ParameterGroup("actor", "policy", actor, factor.actor), ParameterGroup("critic", "value", critic, factor.critic)]
+        return [
+            ParameterGroup("actor", "policy", actor, factor.actor),
+            ParameterGroup("critic", "value", critic, factor.critic),
+        ]
 
     def body(self) -> nn.Module:
         """What the policy reads."""

@@ -1,19 +1,21 @@
 """Players without weights, all games at once.
 
 A player is a module ``forward(points, choice, generator) -> score``: points (B, rows, d), the state's own, unscaled;
-choice (B, d) bool, what the host chose, None for a host; score (B, K) floats, whose largest legal one is the move (K = 2^d
-- d - 1 classes of a host, d coordinates of an agent). `draws` says whether its moves are drawn: then it needs a generator.
+choice (B, d) bool, what the host chose, None for a host; score (B, K) floats, whose largest legal one is the move (K =
+2^d
+- d - 1 classes of a host, d coordinates of an agent). `draws` says whether its moves are drawn: then it needs a
+  generator.
 For games that are over any score will do.
 
 Decisions that matter here:
-- scores instead of moves: the largest of independent uniform numbers is a uniform choice, a mask works on every player alike, and
-  networks are players as they are;
+- scores instead of moves: the largest of independent uniform numbers is a uniform choice, a mask works on every player
+  alike, and networks are players as they are;
 - scripted hosts look at unscaled points, so that their ties are ties of whole numbers;
-- the published Zeillinger host takes the first of tied pairs in the order of its list, which is ours (`rules.ordered`): pairs (i, j),
-  i < j, in lexicographic order. Only an unreduced start has another order there, that of the draw;
-- the published weak Spivakovsky host looks at the supports of points that are not moved to the coordinate planes. They are full after
-  the first moves, and it repeats its first answer for ever. Here points are moved first; points of zeros alone, which no
-  subset meets, are left out, and subsets are taken from all coordinates.
+- the published Zeillinger host takes the first of tied pairs in the order of its list, which is ours (`rules.ordered`):
+  pairs (i, j), i < j, in lexicographic order. Only an unreduced start has another order there, that of the draw;
+- the published weak Spivakovsky host looks at the supports of points that are not moved to the coordinate planes. They
+  are full after the first moves, and it repeats its first answer for ever. Here points are moved first; points of zeros
+  alone, which no subset meets, are left out, and subsets are taken from all coordinates.
 """
 
 from collections.abc import Callable
@@ -81,10 +83,11 @@ class Fixed(Player):
 
 
 class Zeillinger(Player):
-    """Of all pairs of points the difference v with the smallest (L, S): {coordinate of its minimum, coordinate of its maximum}.
+    """Of all pairs of points the difference v with the smallest (L, S): {coordinate of its minimum, coordinate of its
+    maximum}.
 
-    L = max v - min v; S = how often the maximum and the minimum occur in v together. The first of several minima, and of several
-    pairs; coordinates 0 and 1 where v is constant.
+    L = max v - min v; S = how often the maximum and the minimum occur in v together. The first of several minima, and
+    of several pairs; coordinates 0 and 1 where v is constant.
     """
 
     def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
@@ -122,7 +125,8 @@ class Zeillinger(Player):
 
 
 class WeakSpivakovsky(Player):
-    """The smallest subset (of at least two coordinates) in which every point, moved to the coordinate planes, is somewhere not 0.
+    """The smallest subset (of at least two coordinates) in which every point, moved to the coordinate planes, is
+    somewhere not 0.
 
     The first of several in lexicographic order of their coordinates.
     """
@@ -161,7 +165,8 @@ class RandomAgent(Player):
 HOSTS: dict[str, Callable[[int], Player]] = {
     "random": RandomHost,
     "random_all": lambda dimension: RandomHost(dimension, pairs=False),
-    "all_coordinates": lambda dimension: Fixed(torch.arange(encode.num_choices(dimension)), dimension),  # the last class
+    # the last class
+    "all_coordinates": lambda dimension: Fixed(torch.arange(encode.num_choices(dimension)), dimension),
     "zeillinger": Zeillinger,
     "weak_spivakovsky": WeakSpivakovsky,
 }
@@ -176,7 +181,8 @@ AGENTS: dict[str, Callable[[int], Player]] = {
 
 
 def scripted(role: Role, name: str, dimension: int) -> Player:
-    """The scripted player of that name, written with underscores or hyphens. Raises UserError for an unknown name or role."""
+    """The scripted player of that name, written with underscores or hyphens. Raises UserError for an unknown name or
+    role."""
     tables = {"host": HOSTS, "agent": AGENTS}
     if role not in tables:
         raise UserError(f"role: got {role!r}, expected host or agent")

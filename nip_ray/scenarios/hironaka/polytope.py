@@ -1,13 +1,17 @@
-"""The exact reduction: the vertices of conv(S) + R^d_{>=0}, where the published rule keeps all componentwise-minimal points.
+"""The exact reduction: the vertices of conv(S) + R^d_{>=0}, where the published rule keeps all componentwise-minimal
+points.
 
 Decisions that matter here:
-- a point is a vertex exactly if some weights of at least 0 give it a smaller weighted sum than every other point. The best margin with
-  weights that add up to 1 is one linear programme; the point stays if it is above TOLERANCE;
-- in play one coordinate outgrows the others without end, so the programme sees differences from the point with both scales removed: each
-  coordinate divided by its largest, then each difference by its largest. Neither changes which weights will do;
+- a point is a vertex exactly if some weights of at least 0 give it a smaller weighted sum than every other point. The
+  best margin with weights that add up to 1 is one linear programme; the point stays if it is above TOLERANCE;
+- in play one coordinate outgrows the others without end, so the programme sees differences from the point with both
+  scales removed: each coordinate divided by its largest, then each difference by its largest. Neither changes which
+  weights will do;
 - a point that is alone the smallest in a coordinate is a vertex without a programme;
-- points are tried one after the other, against those not yet discarded: discarding a point that is no vertex never makes another one;
-- the other minimal points take one programme each, some milliseconds, on the CPU: for figures and small runs, not for millions of games.
+- points are tried one after the other, against those not yet discarded: discarding a point that is no vertex never
+  makes another one;
+- the other minimal points take one programme each, some milliseconds, on the CPU: for figures and small runs, not for
+  millions of games.
 """
 
 import numpy as np
@@ -23,7 +27,10 @@ TOLERANCE = 1e-9
 def exact_mask(points_BMD: Tensor) -> Tensor:
     """(B, m) bool: the vertices; of equal points the first alone. Raises TrainingError should the solver fail."""
     mask_BM = rules.minimal_mask(points_BMD)
-    rows = [_vertices(points_MD, keep_M) for points_MD, keep_M in zip(points_BMD.double().cpu().numpy(), mask_BM.cpu().numpy())]
+    rows = [
+        _vertices(points_MD, keep_M)
+        for points_MD, keep_M in zip(points_BMD.double().cpu().numpy(), mask_BM.cpu().numpy())
+    ]
     return torch.from_numpy(np.stack(rows)).to(points_BMD.device) if rows else mask_BM
 
 
@@ -45,7 +52,8 @@ def _vertices(points_MD: np.ndarray, minimal_M: np.ndarray) -> np.ndarray:
 
 
 def _margin(away_ND: np.ndarray) -> float:
-    """The largest s such that weights of sum 1 make every weighted sum of the differences `away_ND` at least s, both scales removed."""
+    """The largest s such that weights of sum 1 make every weighted sum of the differences `away_ND` at least s, both
+    scales removed."""
     from scipy.optimize import linprog
 
     away_ND = away_ND / np.abs(away_ND).max(0).clip(1e-300)

@@ -2,9 +2,10 @@
 
 Decisions that matter here:
 - the state is `Game`'s own, carried along: what a round does is what `Game.step` does, to the last bit;
-- an illegal symbol is no error but a lost round: nothing moves, and the round counts. No network and no scripted player of ours can
-  choose one: "legal" masks its logits;
-- whoever plays without weights sees the points as they are, so that ties are ties of whole numbers; a network sees `Game.features`.
+- an illegal symbol is no error but a lost round: nothing moves, and the round counts. No network and no scripted player
+  of ours can choose one: "legal" masks its logits;
+- whoever plays without weights sees the points as they are, so that ties are ties of whole numbers; a network sees
+  `Game.features`.
 """
 
 from collections.abc import Collection
@@ -25,7 +26,8 @@ _LUCK = 2**16  # an episode's luck is one of so many numbers
 
 @dataclass(frozen=True)
 class Position:
-    """B games. state: the points. class_B: the host's choice that the agent has to answer, -1 where the host is to choose."""
+    """B games. state: the points. class_B: the host's choice that the agent has to answer, -1 where the host is to
+    choose."""
 
     id_B: Tensor
     state: State
@@ -35,8 +37,16 @@ class Position:
 class Rules(GameRules[Position]):
     """The rules under `protocol`. seed: of the random starts. scripted: the roles that play without weights."""
 
-    def __init__(self, game: Game, protocol: Protocol, num_symbols: int, seed: int = 0, scripted: Collection[str] = ()) -> None:
-        self.game, self.protocol, self.num_symbols, self.seed, self.scripted = game, protocol, num_symbols, seed, frozenset(scripted)
+    def __init__(
+        self, game: Game, protocol: Protocol, num_symbols: int, seed: int = 0, scripted: Collection[str] = ()
+    ) -> None:
+        self.game, self.protocol, self.num_symbols, self.seed, self.scripted = (
+            game,
+            protocol,
+            num_symbols,
+            seed,
+            frozenset(scripted),
+        )
 
     def start(self, id_B: Tensor) -> Position:
         """See `starts.start`."""
@@ -62,9 +72,10 @@ class Rules(GameRules[Position]):
         return Position(position.id_B[index_N], position.state.select(index_N), position.class_B[index_N])
 
     def view(self, agent: str, position: Position, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """ "points" (N, m, d): features, or for a player without weights the points; padding -1. "scale" (N,): what they were divided by.
-        "legal" (N, S) bool. "luck" (N,) int64: one number for each episode, for players that draw. The agent also has "choice" (N, d), the
-        host's choice; all zeros, and every coordinate legal, where the host is to choose.
+        """ "points" (N, m, d): features, or for a player without weights the points; padding -1. "scale" (N,): what
+        they were divided by. "legal" (N, S) bool. "luck" (N,) int64: one number for each episode, for players that
+        draw. The agent also has "choice" (N, d), the host's choice; all zeros, and every coordinate legal, where the
+        host is to choose.
         """
         state, game = position.state, self.game
         scaled = game.settings.scale_observation and agent not in self.scripted
@@ -77,7 +88,9 @@ class Rules(GameRules[Position]):
         if agent == "host":
             legal_NK = torch.ones(len(round_N), len(game.choices_KD), dtype=torch.bool, device=round_N.device)
         else:
-            choice_ND = game.choices_KD[position.class_B.clamp(0, len(game.choices_KD) - 1)] & (position.class_B >= 0)[:, None]
+            choice_ND = (
+                game.choices_KD[position.class_B.clamp(0, len(game.choices_KD) - 1)] & (position.class_B >= 0)[:, None]
+            )
             obs["choice"] = choice_ND.float()
             legal_NK = choice_ND | ~choice_ND.any(1, keepdim=True)
         obs["legal"] = torch.nn.functional.pad(legal_NK, (0, self.num_symbols - legal_NK.shape[1]))

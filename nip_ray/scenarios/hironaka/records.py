@@ -1,14 +1,16 @@
 """What a run is judged by besides its rewards: how strong its players are, and what a reader is shown of one game.
 
 Decisions that matter here:
-- strength comes from games of its own: every pair plays the same number of random starts with random numbers of its own, seeded,
-  whatever was played before. Where several scripted players take turns in a role, each of them plays an equal part of the games;
-- networks play their most likely moves. "rho" counts unfinished games as the published metric does, "finished" does not;
+- strength comes from games of its own: every pair plays the same number of random starts with random numbers of its
+  own, seeded, whatever was played before. Where several scripted players take turns in a role, each of them plays an
+  equal part of the games;
+- networks play their most likely moves. "rho" counts unfinished games as the published metric does, "finished" does
+  not;
 - a metric is a ratio of sums over games, and games are what is independent: moves of one game are not.
 
-Of a game its positions are shown round by round, and the tree of what the agent could have answered: that of the host's most likely
-choices from the game's start; for a host that draws its moves there is none. Of several
-scripted hosts it is that of the first one that makes all the choices that were made.
+Of a game its positions are shown round by round, and the tree of what the agent could have answered: that of the host's
+most likely choices from the game's start; for a host that draws its moves there is none. Of several scripted hosts it
+is that of the first one that makes all the choices that were made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +34,8 @@ _MOST_NODES = 300
 
 
 def positions_of(made: Rules, id: int, said_RACM: Tensor) -> list[dict[str, Any]]:
-    """One entry for each round of the game, and one for what was left: round (from 0), points, choice (the coordinates that the host chose)
-    and axis (the agent's answer), these two where they were made.
+    """One entry for each round of the game, and one for what was left: round (from 0), points, choice (the coordinates
+    that the host chose) and axis (the agent's answer), these two where they were made.
     """
     position = made.start(torch.tensor([id], device=said_RACM.device))
     entries = [_entry(position)]
@@ -51,9 +53,13 @@ def positions_of(made: Rules, id: int, said_RACM: Tensor) -> list[dict[str, Any]
 
 
 def host_of(made: Rules, id: int, said_RACM: Tensor, hosts: Sequence[Player]) -> Player | None:
-    """The first of the hosts that do not draw which chooses what was said, in every position of the game; None if there is none."""
+    """The first of the hosts that do not draw which chooses what was said, in every position of the game; None if there
+    is none."""
     left = [host for host in hosts if not host.draws]
-    position, no_luck = made.start(torch.tensor([id], device=said_RACM.device)), torch.Generator(device=said_RACM.device)
+    position, no_luck = (
+        made.start(torch.tensor([id], device=said_RACM.device)),
+        torch.Generator(device=said_RACM.device),
+    )
     for said_ACM in said_RACM:
         if not left or not bool((said_ACM >= 0).any()):
             break
@@ -85,11 +91,12 @@ OWN = "own"
 def rho_figures(
     players: Mapping[str, Sequence[Player]], settings: HironakaSettings, seed: int, device: str = "cpu"
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """`rho/HOST-AGENT` and `finished/HOST-AGENT` for one's own players against each other and against all scripted ones; of one's own two
-    also `length_mean`, `unfinished`, `actions/host_K` and `actions/agent_K` (shares). Each as (numerator_G, denominator_G), on the CPU.
+    """`rho/HOST-AGENT` and `finished/HOST-AGENT` for one's own players against each other and against all scripted
+    ones; of one's own two also `length_mean`, `unfinished`, `actions/host_K` and `actions/agent_K` (shares). Each as
+    (numerator_G, denominator_G), on the CPU.
 
-    players: role -> one's own player, or several that take turns. Empty where `settings.rho_games` is 0. Hosts against which no game ends
-    cost `max_rounds` rounds.
+    players: role -> one's own player, or several that take turns. Empty where `settings.rho_games` is 0. Hosts against
+    which no game ends cost `max_rounds` rounds.
     """
     if not settings.rho_games:
         return {}
@@ -110,7 +117,10 @@ def rho_figures(
             ]
             played = Played.joined(parts)
             begun_G, length_G = played.length_G > 0, played.length_G
-            figures |= {f"rho/{host}-{agent}": (begun_G, length_G), f"finished/{host}-{agent}": (begun_G & played.over_G, length_G)}
+            figures |= {
+                f"rho/{host}-{agent}": (begun_G, length_G),
+                f"finished/{host}-{agent}": (begun_G & played.over_G, length_G),
+            }
             if host == agent == OWN:
                 figures |= _own_figures(played, game)
     return {name: (top_G.double().cpu(), bottom_G.double().cpu()) for name, (top_G, bottom_G) in figures.items()}
@@ -123,7 +133,10 @@ def _table(role: Role, own: Sequence[Player], settings: HironakaSettings) -> dic
 def _own_figures(played: Played, game: Game) -> dict[str, tuple[Tensor, Tensor]]:
     one_G = torch.ones_like(played.length_G)
     figures = {"length_mean": (played.length_G, one_G), "unfinished": (~played.over_G, one_G)}
-    for role, move_T, moves in (("host", played.class_T, len(game.choices_KD)), ("agent", played.axis_T, game.settings.dimension)):
+    for role, move_T, moves in (
+        ("host", played.class_T, len(game.choices_KD)),
+        ("agent", played.axis_T, game.settings.dimension),
+    ):
         count_GK = torch.zeros(len(one_G), moves, device=one_G.device)
         count_GK.index_put_((played.game_T, move_T), torch.ones(1, device=one_G.device), accumulate=True)
         figures |= {f"actions/{role}_{k}": (count_GK[:, k], count_GK.sum(1)) for k in range(count_GK.shape[1])}

@@ -1,19 +1,21 @@
 """The rules of the polyhedra game as pure functions on B games at once.
 
-Points are (B, m, d) floating-point tensors, d >= 2. A row whose first coordinate is negative is padding, PADDING in every coordinate.
-No function changes its input, and none reads a number back from the device.
+Points are (B, m, d) floating-point tensors, d >= 2. A row whose first coordinate is negative is padding, PADDING in
+every coordinate. No function changes its input, and none reads a number back from the device.
 
 Decisions that matter here:
-- results are (B, m, d) views of memory that lies as (m, d, B): with the games innermost every elementary operation runs along
-  contiguous memory. Input of any layout is taken; what a function here returned goes into the next without a copy;
+- results are (B, m, d) views of memory that lies as (m, d, B): with the games innermost every elementary operation runs
+  along contiguous memory. Input of any layout is taken; what a function here returned goes into the next without a
+  copy;
 - points are compared coordinate by coordinate, in (m, m, B) booleans: there is no tensor of size B m m d, and beyond
-  `PAIRS_AT_ONCE` pairs the games are taken in parts. Booleans are summed as bytes, which is some forty times faster on a CPU;
-- rows of a game are ordered by their coordinates, first coordinate first, largest first, padding last; equal rows keep their order.
-  So the order is a function of the set of points;
-- sums are taken over the coordinates in rising order. Floating-point addition is monotone, so a point that is below another stays
-  below it even where sums are rounded; rounding can make points equal, it cannot tear an order apart;
-- values that outgrow `LARGEST` are scaled down by a power of two, which rounds nothing. Only a coordinate below about 2^-200 of the
-  game's largest is lost (it becomes 0).
+  `PAIRS_AT_ONCE` pairs the games are taken in parts. Booleans are summed as bytes, which is some forty times faster on
+  a CPU;
+- rows of a game are ordered by their coordinates, first coordinate first, largest first, padding last; equal rows keep
+  their order. So the order is a function of the set of points;
+- sums are taken over the coordinates in rising order. Floating-point addition is monotone, so a point that is below
+  another stays below it even where sums are rounded; rounding can make points equal, it cannot tear an order apart;
+- values that outgrow `LARGEST` are scaled down by a power of two, which rounds nothing. Only a coordinate below about
+  2^-200 of the game's largest is lost (it becomes 0).
 """
 
 from collections.abc import Callable
@@ -47,13 +49,15 @@ def count(points_BMD: Tensor) -> Tensor:
 
 
 def legal(choice_BD: Tensor, axis_B: Tensor) -> Tensor:
-    """(B,) bool: the host chose at least two coordinates (`choice_BD`, bool), and the agent one of them (`axis_B`, int64, of any value)."""
+    """(B,) bool: the host chose at least two coordinates (`choice_BD`, bool), and the agent one of them (`axis_B`,
+    int64, of any value)."""
     inside_B = choice_BD.gather(1, axis_B.clamp(0, choice_BD.shape[1] - 1)[:, None])[:, 0]
     return inside_B & (axis_B >= 0) & (axis_B < choice_BD.shape[1]) & (choice_BD.sum(1) >= 2)
 
 
 def shift(points_BMD: Tensor, choice_BD: Tensor, axis_B: Tensor) -> Tensor:
-    """The move: coordinate `axis_B` of each point becomes the sum of its chosen coordinates. An illegal move changes nothing."""
+    """The move: coordinate `axis_B` of each point becomes the sum of its chosen coordinates. An illegal move changes
+    nothing."""
     x_MDB = planes(points_BMD)
     factor_DB = choice_BD.T.to(x_MDB.dtype)
     total_MB = x_MDB[:, 0] * factor_DB[0]
@@ -114,7 +118,8 @@ def minimal_ordered(points_BMD: Tensor) -> Tensor:
 
 
 def features(points_BMD: Tensor, max_points: int, scale: bool = True) -> Tensor:
-    """(B, max_points, d), contiguous: the points as players see them, rows as they are, scaled (`rescale`) and padded to `max_points`.
+    """(B, max_points, d), contiguous: the points as players see them, rows as they are, scaled (`rescale`) and padded
+    to `max_points`.
 
     The points of a game in progress are ordered; other points are to be put through `ordered` first.
     """

@@ -1,4 +1,5 @@
-"""Hironaka's game as a scenario: moves are messages of one symbol, the game's rules judge, instances are random starts by number."""
+"""Hironaka's game as a scenario: moves are messages of one symbol, the game's rules judge, instances are random starts
+by number."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,8 +26,8 @@ from nip_ray.settings.hironaka import ROLES, HironakaAgentSettings, HironakaSett
 class Hironaka(Scenario):
     """The game of `settings` under its protocol. Labels mean nothing.
 
-    Instances 0 to num_train - 1 are to train on, those behind them are held out. The alphabet has as many symbols as the role with more
-    moves; the rest of the other one's are never legal.
+    Instances 0 to num_train - 1 are to train on, those behind them are held out. The alphabet has as many symbols as
+    the role with more moves; the rest of the other one's are never legal.
     """
 
     name = "hironaka"
@@ -36,7 +37,9 @@ class Hironaka(Scenario):
         self.protocol = replace(protocol, max_rounds=2 * settings.max_rounds)
         self.settings = settings
         self.held_out, self.num_train = settings.starts == "random", settings.num_train
-        self.agents = {role: settings.agents.get(role, settings.agents.get("_default", HironakaAgentSettings())) for role in ROLES}
+        self.agents = {
+            role: settings.agents.get(role, settings.agents.get("_default", HironakaAgentSettings())) for role in ROLES
+        }
         self.moves = {"host": encode.num_choices(settings.dimension), "agent": settings.dimension}
         self.num_symbols = max(self.moves.values())
         self.to("cpu")
@@ -46,7 +49,9 @@ class Hironaka(Scenario):
         self.game = Game(self.settings, device)
         no_weights = [role for role, agent in self.agents.items() if agent.kind == "scripted"]
         self.rules = Rules(self.game, self.protocol, self.num_symbols, 0, no_weights)
-        self.label_I = torch.zeros(1, dtype=torch.int64, device=device).expand(self.settings.num_train + self.settings.num_test)
+        self.label_I = torch.zeros(1, dtype=torch.int64, device=device).expand(
+            self.settings.num_train + self.settings.num_test
+        )
         return self
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
@@ -60,14 +65,18 @@ class Hironaka(Scenario):
             return self.scripted_agent(role, own.player, *own.others)
         with seeded(seed):
             settings = self.settings
-            return HironakaAgent(own, settings.max_points, settings.dimension, self.moves[agent], self.num_symbols, agent == "agent")
+            return HironakaAgent(
+                own, settings.max_points, settings.dimension, self.moves[agent], self.num_symbols, agent == "agent"
+            )
 
     def scripted_agent(self, role: Role, *names: str) -> ScriptedAgent:
-        """Players without weights for a role, in any place that a network of it can take. Raises UserError for an unknown name."""
+        """Players without weights for a role, in any place that a network of it can take. Raises UserError for an
+        unknown name."""
         return ScriptedAgent(role, names, self.settings.dimension, self.num_symbols)
 
     def player(self, role: Role, network: nn.Module) -> Player:
-        """An agent of this scenario as a player of `match`. Raises UserError for several scripted ones: which of them is for one to say."""
+        """An agent of this scenario as a player of `match`. Raises UserError for several scripted ones: which of them
+        is for one to say."""
         first, *others = self.players(role, network)
         if others and isinstance(network, ScriptedAgent):
             raise UserError(f"{role}: {', '.join(network.names)} play here by turns, name one of them")
@@ -80,7 +89,8 @@ class Hironaka(Scenario):
         return [NetworkSeat(role, network, self.settings, self.num_symbols)]
 
     def record_extras(self, id: int, said: Dialogue, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-        """ "positions" of the game and, where the host always answers the same, the "tree" of what could have followed; see `records`.
+        """ "positions" of the game and, where the host always answers the same, the "tree" of what could have followed;
+        see `records`.
 
         Of several scripted hosts it is the tree of the one that played.
         """
@@ -107,7 +117,8 @@ class Hironaka(Scenario):
 
 
 def build_hironaka(protocol: Protocol, settings: Any) -> Hironaka:
-    """The scenario of `settings` (HironakaSettings). Raises UserError for another protocol than its own, or players that cannot play."""
+    """The scenario of `settings` (HironakaSettings). Raises UserError for another protocol than its own, or players
+    that cannot play."""
     if protocol.name != "hironaka":
         raise UserError(f"protocol.name: this game is played under 'hironaka' alone (got {protocol.name!r})")
     unknown = set(settings.agents) - {*ROLES, "_default"}

@@ -1,9 +1,10 @@
 """Players without weights where networks are expected, and networks where players are.
 
 Decisions that matter here:
-- a player that always answers the same has one move left that is not forbidden; one that draws has equal logits, so that a sampled move
-  is a uniform one. Where the most likely move is asked for, equals are told apart by differences far below what sampling can see, which
-  hash the episode's luck and the round: a random player stays random in greedy play, and both doors draw alike;
+- a player that always answers the same has one move left that is not forbidden; one that draws has equal logits, so
+  that a sampled move is a uniform one. Where the most likely move is asked for, equals are told apart by differences
+  far below what sampling can see, which hash the episode's luck and the round: a random player stays random in greedy
+  play, and both doors draw alike;
 - points that came scaled are brought back to what they were, whole numbers, before a scripted player looks at them.
 """
 
@@ -35,7 +36,9 @@ class ScriptedAgent(nn.Module):
         self.moves = encode.num_choices(dimension) if role == "host" else dimension
 
     @torch.no_grad()
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         """The move distribution of N turns; the value is 0. obs: see `positions.Rules.view`."""
         policy = None
         if want_policy:
@@ -54,7 +57,9 @@ class ScriptedAgent(nn.Module):
         assert isinstance(player, Player)
         if player.draws:
             fit_NK = legal_NK & ~player.unfit_1K if isinstance(player, RandomHost) else legal_NK
-            place_NK = (obs["luck"].long() * 4096 + obs["round"].long())[:, None] * 2048 + torch.arange(self.moves, device=legal_NK.device)
+            place_NK = (obs["luck"].long() * 4096 + obs["round"].long())[:, None] * 2048 + torch.arange(
+                self.moves, device=legal_NK.device
+            )
             return (uniform(place_NK).float() * _UNSEEN).masked_fill(~fit_NK, FORBIDDEN)
         choice = None if self.role == "host" else obs["choice"] > 0.5
         best_N = encode.masked(player(points, choice, None), legal_NK).argmax(1, keepdim=True)
@@ -80,8 +85,8 @@ def whole(points_NMD: Tensor, scale_N: Tensor) -> Tensor:
 class NetworkSeat(Player):
     """A learned host or agent as a player: its scores are its logits, so it plays its most likely moves.
 
-    It looks at the points as it did in training, scaled or not, whatever game it plays in. Points of more rows than the network was made
-    for are not its own game: the first of them are seen.
+    It looks at the points as it did in training, scaled or not, whatever game it plays in. Points of more rows than the
+    network was made for are not its own game: the first of them are seen.
     """
 
     def __init__(self, role: Role, network: nn.Module, settings: HironakaSettings, num_symbols: int) -> None:

@@ -1,9 +1,11 @@
-"""Random starts by number: the points of instance i are a function of (seed, i) alone, on every device and in every process.
+"""Random starts by number: the points of instance i are a function of (seed, i) alone, on every device and in every
+process.
 
 Decisions that matter here:
 - numbers are hashed, not drawn from a stream: there is no table of instances, and one start costs as much as any other;
 - a start that is over at once is none: the next one in the same instance's own sequence takes its place.
-Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014 (the finaliser of splitmix64).
+Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014 (the finaliser of
+splitmix64).
 """
 
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka.game import Game, State
 from nip_ray.seeding import stable_seed
 
-_GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685  # the published constants, as signed numbers
+# the published constants, as signed numbers
+_GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 
 
 ATTEMPTS = 1000  # after so many starts that were over at once another one is not worth the wait
@@ -40,7 +43,8 @@ def uniform(x: Tensor) -> Tensor:
 
 
 def start_points(game: Game, seed: int, id_N: Tensor, attempt: int = 0) -> Tensor:
-    """(N, max_points, d) of the game's number type: whole numbers from 0 to `max_value`, uniform and independent, or the same for all."""
+    """(N, max_points, d) of the game's number type: whole numbers from 0 to `max_value`, uniform and independent, or
+    the same for all."""
     settings = game.settings
     if settings.starts != "random":
         return game.same_points(len(id_N))
@@ -52,8 +56,11 @@ def start_points(game: Game, seed: int, id_N: Tensor, attempt: int = 0) -> Tenso
 
 
 def start(game: Game, seed: int, id_N: Tensor) -> State:
-    """The games of instances `id_N` ((N,) int64), none of them over. Raises UserError where `ATTEMPTS` starts of an instance were."""
-    return _opened(lambda over_K, attempt: game.start(start_points(game, seed, id_N[over_K], attempt)), len(id_N), id_N.device)
+    """The games of instances `id_N` ((N,) int64), none of them over. Raises UserError where `ATTEMPTS` starts of an
+    instance were."""
+    return _opened(
+        lambda over_K, attempt: game.start(start_points(game, seed, id_N[over_K], attempt)), len(id_N), id_N.device
+    )
 
 
 def open_start(game: Game, games: int, generator: torch.Generator) -> State:
@@ -68,4 +75,6 @@ def _opened(draw: Callable[[Tensor, int], State], games: int, device: torch.devi
         if not len(over_K := (~state.open_B).nonzero()[:, 0]):
             return state.trimmed()
         state = state.put(over_K, draw(over_K, attempt))
-    raise UserError("max_points and max_value: almost every random start is over at once, take fewer points or a larger value")
+    raise UserError(
+        "max_points and max_value: almost every random start is over at once, take fewer points or a larger value"
+    )

@@ -1,6 +1,8 @@
-"""What a fixed host leads to, whatever the agent answers: resolution trees, and the longest game that an agent can force.
+"""What a fixed host leads to, whatever the agent answers: resolution trees, and the longest game that an agent can
+force.
 
-The host must answer the same points with the same choice always. Both walk level by level, all games of a level as one batch.
+The host must answer the same points with the same choice always. Both walk level by level, all games of a level as one
+batch.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +21,8 @@ from nip_ray.scenarios.hironaka.players import Player
 class Node:
     """One position. axis: the agent's answer that led here, None at the root. points: its points, in order, as numbers.
 
-    over: one point is left. choice: the coordinates that the host chooses here, empty where it is not asked: the game is over, or the
-    tree ends here. children: one for each answer, in the order of the axes.
+    over: one point is left. choice: the coordinates that the host chooses here, empty where it is not asked: the game
+    is over, or the tree ends here. children: one for each answer, in the order of the axes.
     """
 
     points: tuple[tuple[float, ...], ...]
@@ -39,7 +41,8 @@ class Node:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """rounds: the longest game from any of the starts. complete: whether the search came to its end; if not, `rounds` is how far it got."""
+    """rounds: the longest game from any of the starts. complete: whether the search came to its end; if not, `rounds`
+    is how far it got."""
 
     rounds: int
     complete: bool
@@ -66,19 +69,24 @@ def resolution_tree(game: Game, host: Player, points_MD: Tensor, depth: int, max
             raise UserError(f"tree: more than {max_nodes} positions within {depth} rounds; take a smaller depth")
         for parent, choice_D in zip(parents, game.choices_KD[class_B].tolist()):
             parent.choice = tuple(axis for axis, chosen in enumerate(choice_D) if chosen)
-        leaves = [Node(points, over, axis) for points, over, axis in zip(_plain(state), state.over_B.tolist(), axis_N.tolist())]
+        leaves = [
+            Node(points, over, axis)
+            for points, over, axis in zip(_plain(state), state.over_B.tolist(), axis_N.tolist())
+        ]
         for parent, leaf in zip(parent_N.tolist(), leaves):
             parents[parent].children.append(leaf)
     return root
 
 
 @torch.no_grad()
-def search_depth(game: Game, host: Player, points_BMD: Tensor, limit: int = 100, max_positions: int = 100_000) -> SearchResult:
+def search_depth(
+    game: Game, host: Player, points_BMD: Tensor, limit: int = 100, max_positions: int = 100_000
+) -> SearchResult:
     """The rounds of the longest game that any agent can force on `host` from any of the starts (B, m, d).
 
-    Equal positions of a level are looked at once. The search gives up after `limit` rounds, or when a level has more than
-    `max_positions` positions. (The published depth is one more: it counts positions, not rounds.) Raises UserError for a host that
-    draws its moves.
+    Equal positions of a level are looked at once. The search gives up after `limit` rounds, or when a level has more
+    than `max_positions` positions. (The published depth is one more: it counts positions, not rounds.) Raises UserError
+    for a host that draws its moves.
     """
     _must_be_fixed(host)
     state = game.start(points_BMD)
@@ -89,7 +97,9 @@ def search_depth(game: Game, host: Player, points_BMD: Tensor, limit: int = 100,
         # One game of each position: those with equal points go on alike.
         _, kind_B = torch.unique(state.points.flatten(1), dim=0, return_inverse=True)
         first_K = torch.full((int(kind_B.max()) + 1,), state.games, device=kind_B.device)
-        state = state.select(first_K.scatter_reduce(0, kind_B, torch.arange(state.games, device=kind_B.device), "amin").sort().values)
+        state = state.select(
+            first_K.scatter_reduce(0, kind_B, torch.arange(state.games, device=kind_B.device), "amin").sort().values
+        )
         if rounds == limit or state.games > max_positions:
             return SearchResult(rounds, False)
         state = _answers(game, host, state)[0]
@@ -102,7 +112,8 @@ def _must_be_fixed(host: Player) -> None:
 
 
 def _answers(game: Game, host: Player, state: State) -> tuple[State, Tensor, Tensor, Tensor]:
-    """All positions after one round, the host's classes (B,), and of each position its parent's index and the answer."""
+    """All positions after one round, the host's classes (B,), and of each position its parent's index and the
+    answer."""
     class_B = host(state.points, None, None).argmax(1)
     parent_N, axis_N = game.choices_KD[class_B].nonzero(as_tuple=True)
     after, _ = game.step(state.select(parent_N), class_B[parent_N], axis_N)
@@ -112,4 +123,7 @@ def _answers(game: Game, host: Player, state: State) -> tuple[State, Tensor, Ten
 def _plain(state: State) -> list[tuple[tuple[float, ...], ...]]:
     """The points of each game as numbers."""
     live_BM = rules.live(state.points).tolist()
-    return [tuple(tuple(point) for point, keep in zip(points, keeps) if keep) for points, keeps in zip(state.points.tolist(), live_BM)]
+    return [
+        tuple(tuple(point) for point, keep in zip(points, keeps) if keep)
+        for points, keeps in zip(state.points.tolist(), live_BM)
+    ]

@@ -1,4 +1,5 @@
-"""From settings to an image classification scenario: images loaded and labelled, feature maps found, agents looked up."""
+"""From settings to an image classification scenario: images loaded and labelled, feature maps found, agents looked
+up."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,8 @@ from nip_ray.settings.image_classification import ImageAgentSettings, ImageClass
 def build_image_classification(
     protocol: Protocol, settings: ImageClassificationSettings, dataset: str | None = None
 ) -> ImageClassification:
-    """The scenario of `settings` under `protocol`. dataset: a parquet file or folder of images instead of the held-out ones.
+    """The scenario of `settings` under `protocol`. dataset: a parquet file or folder of images instead of the held-out
+    ones.
 
     Raises UserError for unusable data or weights, or agents that do not exist.
     """
@@ -32,7 +34,8 @@ def build_image_classification(
         most = min(height, width).bit_length() - 1
         size = size_text(data.images)
         raise UserError(
-            f"scenario.num_block_groups: got {settings.num_block_groups}, but nothing would be left of {size}, use at most {most}"
+            f"scenario.num_block_groups: got {settings.num_block_groups}, but nothing would be left of {size}, use at"
+            f" most {most}"
         )
     return ImageClassification(
         protocol,
@@ -44,13 +47,16 @@ def build_image_classification(
 
 
 def image_data(settings: ImageDataSettings) -> LabelledImages:
-    """The images that `settings` leaves of their source, with labels and without feature maps. Raises UserError for unusable data."""
+    """The images that `settings` leaves of their source, with labels and without feature maps. Raises UserError for
+    unusable data."""
     train, test = load_images(settings)
     count = num_classes_of(settings, train, test)
     train_K, train_label_K = labelled(train, settings, "train", count)
     test_K, test_label_K = labelled(test, settings, "test", count)
     train, test = train.select(train_K), test.select(test_K)
-    both = ImageSet(torch.cat([train.pixels_ICHW, test.pixels_ICHW]), torch.cat([train.class_I, test.class_I]), train.levels)
+    both = ImageSet(
+        torch.cat([train.pixels_ICHW, test.pixels_ICHW]), torch.cat([train.class_I, test.class_I]), train.levels
+    )
     return LabelledImages(both, torch.cat([train_label_K, test_label_K]), len(train))
 
 
@@ -62,7 +68,8 @@ def _examined_on(own: LabelledImages, settings: ImageDataSettings, path: str) ->
     if train.shape[1:] != test.shape[1:]:
         shapes = [" x ".join(map(str, pixels.shape[1:])) for pixels in (test, train)]
         raise UserError(
-            f"--dataset {path}: its images have {shapes[0]} values (colours x height x width), expected {shapes[1]} as in training"
+            f"--dataset {path}: its images have {shapes[0]} values (colours x height x width), expected {shapes[1]} as"
+            " in training"
         )
     classes = torch.cat([images.class_I[: own.num_train], made.images.class_I[made.num_train :]])
     labels = torch.cat([own.label_I[: own.num_train], made.label_I[made.num_train :]])
@@ -82,5 +89,8 @@ def _embeddings(
             h, w = found[agent].shape[2:]
             height, width = images.pixels_ICHW.shape[2:]
             if (h > height and w < width) or (h < height and w > width):
-                raise UserError(f"{model.weights}: its feature maps are {h} x {w}, neither larger nor smaller than {height} x {width}")
+                raise UserError(
+                    f"{model.weights}: its feature maps are {h} x {w}, neither larger nor smaller than {height} x"
+                    f" {width}"
+                )
     return found

@@ -1,11 +1,13 @@
 """Feature maps of pretrained models, computed once for all images and kept by content.
 
 Decisions that matter here:
-- a model is an architecture of timm and a file of weights on this machine: nothing is downloaded, and weights are read as tensors
-  alone (safetensors, or `torch.load` with `weights_only`);
-- a model made for small images differs from timm's in its stem (a convolution of 3 x 3 and no pooling); the weights show it;
-- the key of the cache is a hash of the weights, the architecture, how images are scaled, and every pixel; a file is written in one
-  step, and its sum is checked before it is used. Maps are kept in half precision and mapped into memory, not read.
+- a model is an architecture of timm and a file of weights on this machine: nothing is downloaded, and weights are read
+  as tensors alone (safetensors, or `torch.load` with `weights_only`);
+- a model made for small images differs from timm's in its stem (a convolution of 3 x 3 and no pooling); the weights
+  show it;
+- the key of the cache is a hash of the weights, the architecture, how images are scaled, and every pixel; a file is
+  written in one step, and its sum is checked before it is used. Maps are kept in half precision and mapped into memory,
+  not read.
 """
 
 import hashlib
@@ -33,7 +35,8 @@ _WRAPPERS = ("state_dict", "model", "model_state_dict")
 
 @dataclass(frozen=True)
 class PretrainedModel:
-    """Where a model is. weights: a file. architecture: its name in timm. mean, std: of each colour, to scale pixels from 0 to 1 by."""
+    """Where a model is. weights: a file. architecture: its name in timm. mean, std: of each colour, to scale pixels
+    from 0 to 1 by."""
 
     weights: Path
     architecture: str
@@ -48,7 +51,9 @@ def find_model(weights: str, architecture: str) -> PretrainedModel:
         return PretrainedModel(path, architecture)
     found = [path / name for name in _WEIGHTS if (path / name).is_file()]
     if not found:
-        raise UserError(f"{path}: no weights here; name a .safetensors file, a state dict, or a folder with {' or '.join(_WEIGHTS)}")
+        raise UserError(
+            f"{path}: no weights here; name a .safetensors file, a state dict, or a folder with {' or '.join(_WEIGHTS)}"
+        )
     if not (path / "config.json").is_file():
         return PretrainedModel(found[0], architecture)
     try:
@@ -57,17 +62,21 @@ def find_model(weights: str, architecture: str) -> PretrainedModel:
         scales = {key: tuple(float(value) for value in given[key]) for key in ("mean", "std") if key in given}
         made = PretrainedModel(found[0], str(given.get("architecture", architecture)), **scales)
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"{path / 'config.json'}: cannot be read ({error}); expected: what timm writes beside its weights") from None
+        raise UserError(
+            f"{path / 'config.json'}: cannot be read ({error}); expected: what timm writes beside its weights"
+        ) from None
     if {len(made.mean), len(made.std)} != {3} or min(made.std) <= 0:
-        raise UserError(f"{path / 'config.json'}: mean or std is not three numbers, std above 0; expected: what timm writes")
+        raise UserError(
+            f"{path / 'config.json'}: mean or std is not three numbers, std above 0; expected: what timm writes"
+        )
     return made
 
 
 def embeddings(model: PretrainedModel, images: ImageSet, cache: Path) -> Tensor:
     """(I, E, h, w) float16: the model's last feature map of each image, from `cache`, or computed and kept there.
 
-    Raises UserError without the extra `vision`, for weights that are damaged or not of the architecture, for a model without feature
-    maps, and for a folder that cannot be written.
+    Raises UserError without the extra `vision`, for weights that are damaged or not of the architecture, for a model
+    without feature maps, and for a folder that cannot be written.
     """
     key = _key(model, images)
     path = cache / f"{key}.npy"
@@ -97,13 +106,18 @@ def feature_maps(network: nn.Module, images: ImageSet, mean: tuple[float, ...], 
             made = network.forward_features((x - mean_C11) / std_C11)  # type: ignore[operator]
         except (AssertionError, RuntimeError, ValueError) as error:
             detail = (str(error).splitlines() or [type(error).__name__])[0][:120]
-            raise UserError(f"{_KEY}: the model cannot take images of {size_text(images)} ({detail}), use one for any size") from error
+            raise UserError(
+                f"{_KEY}: the model cannot take images of {size_text(images)} ({detail}), use one for any size"
+            ) from error
         if not isinstance(made, Tensor) or made.dim() != 4:
-            raise UserError(f"{_KEY}: this model has no feature map (copies, channels, height, width), use a convolutional one")
+            raise UserError(
+                f"{_KEY}: this model has no feature map (copies, channels, height, width), use a convolutional one"
+            )
         half = made.half()
         if not bool(half.isfinite().all()):
             raise UserError(
-                f"{_KEY}: its feature maps hold numbers that are none, or beyond {torch.finfo(half.dtype).max:.0f}, use another"
+                f"{_KEY}: its feature maps hold numbers that are none, or beyond {torch.finfo(half.dtype).max:.0f}, use"
+                " another"
             )
         parts.append(half.cpu().numpy())
     return np.concatenate(parts)
@@ -116,7 +130,8 @@ def build_model(model: PretrainedModel) -> nn.Module:
     except Exception as error:  # torchvision, which it needs, fails in many ways where it was built for another torch
         detail = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
         raise UserError(
-            f"pretrained_weights: needs timm and a torchvision that fits this torch ({detail}): pip install 'nip_ray[vision]'"
+            f"pretrained_weights: needs timm and a torchvision that fits this torch ({detail}): pip install"
+            " 'nip_ray[vision]'"
         ) from None
     if not timm.is_model(model.architecture):
         raise UserError(f"{_KEY}: timm has no model {model.architecture!r}, name one of timm.list_models()")
@@ -132,24 +147,39 @@ def build_model(model: PretrainedModel) -> nn.Module:
 def fit_stem(network: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Give a residual network the stem for small images where the weights have it."""
     first, weight = getattr(network, "conv1", None), state.get("conv1.weight")
-    if not isinstance(first, nn.Conv2d) or weight is None or weight.dim() != 4 or weight.shape[-1] == first.kernel_size[0]:
+    if (
+        not isinstance(first, nn.Conv2d)
+        or weight is None
+        or weight.dim() != 4
+        or weight.shape[-1] == first.kernel_size[0]
+    ):
         return
     side = weight.shape[-1]
-    network.conv1 = nn.Conv2d(first.in_channels, first.out_channels, side, padding=side // 2, bias=first.bias is not None)
+    network.conv1 = nn.Conv2d(
+        first.in_channels, first.out_channels, side, padding=side // 2, bias=first.bias is not None
+    )
     network.maxpool = nn.Identity()
 
 
-def put_weights(network: nn.Module, state: Mapping[str, Tensor], heads: tuple[str, ...], model: PretrainedModel) -> None:
-    """Load `state`, but for the modules `heads` (dotted names), which are not used. Raises UserError unless everything else fits."""
+def put_weights(
+    network: nn.Module, state: Mapping[str, Tensor], heads: tuple[str, ...], model: PretrainedModel
+) -> None:
+    """Load `state`, but for the modules `heads` (dotted names), which are not used. Raises UserError unless everything
+    else fits."""
     own = network.state_dict()
-    given = {name: value for name, value in state.items() if not any(name == head or name.startswith(f"{head}.") for head in heads)}
+    given = {
+        name: value
+        for name, value in state.items()
+        if not any(name == head or name.startswith(f"{head}.") for head in heads)
+    }
     missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
     strange = [name for name in given if name not in own or given[name].shape != own[name].shape]
     if missing or strange:
         which = f"{missing[0]!r} is missing" if missing else f"{strange[0]!r} does not fit"
         count = len(missing) + len(strange)
         raise UserError(
-            f"{model.weights}: these are no weights of {model.architecture} ({which}, {count} such entries), set pretrained_architecture"
+            f"{model.weights}: these are no weights of {model.architecture} ({which}, {count} such entries), set"
+            " pretrained_architecture"
         )
     network.load_state_dict(given, strict=False)
 
@@ -166,7 +196,9 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     except ImportError:
         raise UserError(f"{path}: reading it needs safetensors: pip install 'nip_ray[vision]'") from None
     except Exception:  # damaged bytes can make the readers raise nearly anything, and some advise to read them unsafely
-        raise UserError(f"{path}: cannot be read; expected: tensors by name, as safetensors or as a state dict of torch") from None
+        raise UserError(
+            f"{path}: cannot be read; expected: tensors by name, as safetensors or as a state dict of torch"
+        ) from None
     for wrapper in _WRAPPERS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(wrapper), Mapping):
             loaded = loaded[wrapper]
@@ -175,7 +207,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in loaded.items()}
 
 
-# --------------------------------------------------------------------------------------------------------------- the cache
+# --------------------------------------------------------------------------------------------------------------- the
+# cache
 
 
 def cache_folder(given: str | None) -> Path:
@@ -210,7 +243,8 @@ def _read(path: Path) -> Tensor | None:
         stated = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["sha256"]
         if _sum(path) != stated:
             return None
-        maps = np.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: torch wants memory that it could write to
+        # copy on write: torch wants memory that it could write to
+        maps = np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return torch.from_numpy(maps)
@@ -223,11 +257,15 @@ def _write(path: Path, maps: np.ndarray) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(aside, maps)
-        note.write_text(json.dumps({"sha256": _sum(aside), "shape": list(maps.shape), "dtype": str(maps.dtype)}), encoding="utf-8")
+        note.write_text(
+            json.dumps({"sha256": _sum(aside), "shape": list(maps.shape), "dtype": str(maps.dtype)}), encoding="utf-8"
+        )
         aside.replace(path)
         note.replace(path.with_suffix(".json"))
     except OSError as error:
-        raise UserError(f"scenario.embedding_cache: {path.parent} cannot be written ({error.strerror}), name another folder") from None
+        raise UserError(
+            f"scenario.embedding_cache: {path.parent} cannot be written ({error.strerror}), name another folder"
+        ) from None
     finally:
         for left in (aside, note):
             with suppress(OSError):  # gone already after the rename

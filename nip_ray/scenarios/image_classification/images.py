@@ -1,14 +1,15 @@
 """Images with classes, from scikit-learn, from parquet files, or from the Hugging Face hub.
 
 Decisions that matter here:
-- parquet files are read as the hub has them: a column of encoded images, each {bytes, path}, and one of whole numbers; the hub's own
-  data goes the same way, so one reader serves both, and no code of a data set is ever run;
+- parquet files are read as the hub has them: a column of encoded images, each {bytes, path}, and one of whole numbers;
+  the hub's own data goes the same way, so one reader serves both, and no code of a data set is ever run;
 - pixels stay whole numbers from 0 to `levels`: a quarter of the memory, and equal images are equal;
 - all images of a set have one size. One that is damaged or of another size is named by file and row;
 - of one's own files, all images have three colours if any has;
-- a parquet file's split is told by its name, or else by the nearest folder below the one that is named, so that data sets can be named
-  as they are downloaded (``data/train-00000-of-00001.parquet``, ``train/0000.parquet``). Where any file of a folder has a split, files
-  of others, and those without, are not taken, and no file serves both splits: what is held out never slips in.
+- a parquet file's split is told by its name, or else by the nearest folder below the one that is named, so that data
+  sets can be named as they are downloaded (``data/train-00000-of-00001.parquet``, ``train/0000.parquet``). Where any
+  file of a folder has a split, files of others, and those without, are not taken, and no file serves both splits: what
+  is held out never slips in.
 """
 
 import io
@@ -56,8 +57,8 @@ class ImageSet:
 def load_images(settings: ImageDataSettings) -> tuple[ImageSet, ImageSet]:
     """(train, test) with all classes and in the order of their source, but for a share that is held out by `seed`.
 
-    Kept in memory for as long as no file of it is changed. Raises UserError for settings that cannot be, for files that are missing,
-    damaged or unlike each other, and for a hub that cannot be reached.
+    Kept in memory for as long as no file of it is changed. Raises UserError for settings that cannot be, for files that
+    are missing, damaged or unlike each other, and for a hub that cannot be reached.
     """
     for fault in data_faults(settings):
         raise UserError(f"scenario.data.{fault}")
@@ -85,7 +86,10 @@ def _loaded(
         return held_out(train, settings.test_share, settings.seed)
     if train.pixels_ICHW.shape[1:] != test.pixels_ICHW.shape[1:]:
         sizes = " against ".join(size_text(part) for part in (test, train))
-        raise UserError(f"scenario.data.test: its images are of another size than the training images ({sizes}), name files of one size")
+        raise UserError(
+            f"scenario.data.test: its images are of another size than the training images ({sizes}), name files of one"
+            " size"
+        )
     return train, test
 
 
@@ -117,7 +121,9 @@ def _digits() -> ImageSet:
     from sklearn.datasets import load_digits  # takes a second, and only this source needs it
 
     found: Any = load_digits()
-    return ImageSet(torch.from_numpy(found.images.astype(np.uint8))[:, None], torch.from_numpy(found.target.astype(np.int64)), 16)
+    return ImageSet(
+        torch.from_numpy(found.images.astype(np.uint8))[:, None], torch.from_numpy(found.target.astype(np.int64)), 16
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -137,10 +143,14 @@ def from_files(files: Sequence[Path], source: ImageSource) -> ImageSet:
             table = pq.read_table(file, columns=None)
         except (pa.ArrowException, OSError) as error:
             detail = str(error).splitlines()[0][:120]
-            raise UserError(f"{file}: cannot be read as parquet ({detail}); expected: a parquet file with images and labels") from None
+            raise UserError(
+                f"{file}: cannot be read as parquet ({detail}); expected: a parquet file with images and labels"
+            ) from None
         found = _decoded(table, source, str(file))
         if parts and found.pixels_ICHW.shape[2:] != parts[0].shape[2:]:
-            raise UserError(f"{file}: its images are {size_text(found)}, those of the files before it are not; expected: one size")
+            raise UserError(
+                f"{file}: its images are {size_text(found)}, those of the files before it are not; expected: one size"
+            )
         parts.append(found.pixels_ICHW)
         classes.append(found.class_I)
     channels = max(part.shape[1] for part in parts)
@@ -152,7 +162,9 @@ def from_hub(source: ImageSource, split: str) -> ImageSet:
     try:
         from datasets import Image, load_dataset
     except ImportError:
-        raise UserError(f"{source.repository}: reading from the hub needs datasets: pip install 'nip_ray[hf]'") from None
+        raise UserError(
+            f"{source.repository}: reading from the hub needs datasets: pip install 'nip_ray[hf]'"
+        ) from None
     assert source.repository is not None
     try:
         found = load_dataset(source.repository, source.subset, split=split)
@@ -160,7 +172,9 @@ def from_hub(source: ImageSource, split: str) -> ImageSet:
     except Exception as error:  # network, authorisation, format: the library raises some twenty kinds
         detail = (str(error).splitlines() or [""])[0][:200]
         wrong = f"cannot be read from the hub ({type(error).__name__}: {detail})"
-        raise UserError(f"{source.repository}: {wrong}; name downloaded files as scenario.data.train and scenario.data.test") from error
+        raise UserError(
+            f"{source.repository}: {wrong}; name downloaded files as scenario.data.train and scenario.data.test"
+        ) from error
     return _decoded(table, source, f"{source.repository} ({split})")
 
 
@@ -168,7 +182,10 @@ def _decoded(table: Any, source: ImageSource, where: str) -> ImageSet:
     """The images of an arrow table."""
     for column in (source.image, source.label):
         if column not in table.column_names:
-            raise UserError(f"{where}: {column}: no such column; expected: {source.image} (images) and {source.label} (whole numbers)")
+            raise UserError(
+                f"{where}: {column}: no such column; expected: {source.image} (images) and {source.label} (whole"
+                " numbers)"
+            )
     class_I = _classes(table.column(source.label), source, where)
     if len(class_I) < 2:
         raise UserError(f"{where}: has {len(class_I)} images; expected: at least 2")
@@ -190,7 +207,8 @@ def _decoded(table: Any, source: ImageSource, where: str) -> ImageSet:
 def _refuse_large(size: int, where: str) -> None:
     if size > _MAX_BYTES:
         raise UserError(
-            f"{where}: its pixels take {size / 1e9:.1f} GB; expected: at most {_MAX_BYTES / 1e9:.1f}, use smaller images or fewer"
+            f"{where}: its pixels take {size / 1e9:.1f} GB; expected: at most {_MAX_BYTES / 1e9:.1f}, use smaller"
+            " images or fewer"
         )
 
 
@@ -198,13 +216,18 @@ def _classes(column: Any, source: ImageSource, where: str) -> Tensor:
     import pyarrow as pa
 
     if not pa.types.is_integer(column.type) or column.null_count:
-        raise UserError(f"{where}: {source.label}: is no column of whole numbers, or has gaps; expected: a class from 0 on in every row")
+        raise UserError(
+            f"{where}: {source.label}: is no column of whole numbers, or has gaps; expected: a class from 0 on in"
+            " every row"
+        )
     class_I = torch.from_numpy(column.to_numpy().astype(np.int64))
     most = (source.num_classes or _MAX_CLASSES) - 1
     wrong = ((class_I < 0) | (class_I > most)).nonzero().flatten()
     if len(wrong):
         row = int(wrong[0])
-        raise UserError(f"{where}: row {row + 1}: {source.label}: got {int(class_I[row])}; expected: a class from 0 to {most}")
+        raise UserError(
+            f"{where}: row {row + 1}: {source.label}: got {int(class_I[row])}; expected: a class from 0 to {most}"
+        )
     return class_I
 
 
@@ -212,18 +235,25 @@ def _encoded(column: Any, name: str, where: str) -> Iterator[bytes]:
     import pyarrow as pa
 
     if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
-        raise UserError(f"{where}: {name}: is a {column.type}; expected: encoded images as structs with `bytes`, as the hub keeps them")
+        raise UserError(
+            f"{where}: {name}: is a {column.type}; expected: encoded images as structs with `bytes`, as the hub keeps"
+            " them"
+        )
     for row, value in enumerate(column, 1):
         encoded = value["bytes"].as_py() if value.is_valid else None
         if not isinstance(encoded, bytes):
-            raise UserError(f"{where}: row {row}: {name}: has no bytes (a path alone is not followed); expected: the encoded image itself")
+            raise UserError(
+                f"{where}: row {row}: {name}: has no bytes (a path alone is not followed); expected: the encoded image"
+                " itself"
+            )
         yield encoded
 
 
 def _pixels(
     encoded: bytes, source: ImageSource, channels: int | None, sides: tuple[int, ...] | None, where: str, number: int
 ) -> np.ndarray:
-    """(H, W, C) uint8. channels: how many it is given, None for its own. sides: (H, W) that it must have, None for any."""
+    """(H, W, C) uint8. channels: how many it is given, None for its own. sides: (H, W) that it must have, None for
+    any."""
     from PIL import Image
 
     def fail(wrong: str, right: str) -> NoReturn:
@@ -253,7 +283,8 @@ _WORD = re.compile(r"(?:^|[^a-z])(train|test|valid|val(?![a-z])|extra(?![a-z]))"
 
 
 def files_of(settings: ImageDataSettings) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The parquet files of the (training, held-out) images; none for what is not from files, or is a share of the training images.
+    """The parquet files of the (training, held-out) images; none for what is not from files, or is a share of the
+    training images.
 
     Raises UserError for what is missing, for a folder without files of the split, and for a file that would be of both.
     """
@@ -268,13 +299,15 @@ def files_of(settings: ImageDataSettings) -> tuple[tuple[Path, ...], tuple[Path,
         test = ()
     both = {file.resolve() for file in train} & {file.resolve() for file in test}
     if both:
-        raise UserError(f"scenario.data.test: {min(both)} is a training file too, hold other images out or leave this out")
+        raise UserError(
+            f"scenario.data.test: {min(both)} is a training file too, hold other images out or leave this out"
+        )
     return train, test
 
 
 def parquet_files(path: str | Path, split: Split, subset: str | None = None) -> tuple[Path, ...]:
-    """`path` itself, or of a folder the files of `split`; all, where none is of any split. subset: look into this folder of it, if it is
-    there.
+    """`path` itself, or of a folder the files of `split`; all, where none is of any split. subset: look into this
+    folder of it, if it is there.
 
     Raises UserError where there is no such file.
     """
@@ -292,12 +325,16 @@ def parquet_files(path: str | Path, split: Split, subset: str | None = None) -> 
     taken = tuple(file for file, of in found.items() if of == split)
     if not taken:
         other = next(file for file, of in found.items() if of is not None).relative_to(path)
-        raise UserError(f"{path}: has no {split} files (but {other}); call them {split}-….parquet, or name a single file as data.{split}")
+        raise UserError(
+            f"{path}: has no {split} files (but {other}); call them {split}-….parquet, or name a single file as"
+            f" data.{split}"
+        )
     return taken
 
 
 def split_of(file: Path, below: Path) -> str | None:
-    """What a word of the file's name, else of its folders' from the nearest on, begins with: "train", "test", "valid" or "extra"."""
+    """What a word of the file's name, else of its folders' from the nearest on, begins with: "train", "test", "valid"
+    or "extra"."""
     for part in (file.stem, *reversed(file.relative_to(below).parts[:-1])):
         if found := _WORD.search(part):
             word = found.group(1).lower()

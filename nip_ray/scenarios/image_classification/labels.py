@@ -1,8 +1,8 @@
 """From classes to labels: which images are used, and which label each has.
 
 Decisions that matter here:
-- nothing is shuffled: images keep the order of their source, and which ones are left out for balance, or for a smaller set, follows
-  from the seed, so a set of one size is the same wherever it is made;
+- nothing is shuffled: images keep the order of their source, and which ones are left out for balance, or for a smaller
+  set, follows from the seed, so a set of one size is the same wherever it is made;
 - under `random` the labels of training and held-out images are independent draws.
 """
 
@@ -16,7 +16,8 @@ from nip_ray.settings.image_classification import SOURCES, ImageDataSettings, nu
 
 
 def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_classes: int) -> tuple[Tensor, Tensor]:
-    """(K,) int64 indices of the images that are used, rising, and their labels (K,) int64, for the split "train" or "test".
+    """(K,) int64 indices of the images that are used, rising, and their labels (K,) int64, for the split "train" or
+    "test".
 
     num_classes: of both splits together; see `num_classes_of`.
 
@@ -28,7 +29,8 @@ def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_clas
     for label in range(count):
         if not bool((label_I == label).any()):
             raise UserError(
-                f"scenario.data: no {split} image has the label {label} under {settings.binarisation}, use other classes or data"
+                f"scenario.data: no {split} image has the label {label} under {settings.binarisation}, use other"
+                " classes or data"
             )
     wanted = settings.num_train if split == "train" else settings.num_test
     if settings.balanced:
@@ -40,15 +42,18 @@ def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_clas
     elif wanted is not None:
         index_K = _some(index_K, wanted, settings.seed, split, "all")
     if wanted is not None and len(index_K) < wanted - (wanted % count if settings.balanced else 0):
-        raise UserError(f"scenario.data.num_{split}: got {wanted}, but there are {len(index_K)} {split} images to choose from, lower it")
+        raise UserError(
+            f"scenario.data.num_{split}: got {wanted}, but there are {len(index_K)} {split} images to choose from,"
+            " lower it"
+        )
     return index_K, label_I[index_K]
 
 
 def num_classes_of(settings: ImageDataSettings, train: ImageSet, test: ImageSet) -> int:
     """K: of the source, or as many as all the images together show.
 
-    Raises UserError under `merge` for held-out images of a class beyond those of the training images: other held-out images would make
-    other labels of the same classes.
+    Raises UserError under `merge` for held-out images of a class beyond those of the training images: other held-out
+    images would make other labels of the same classes.
     """
     known = SOURCES[settings.source].num_classes
     if known is not None:
@@ -56,7 +61,8 @@ def num_classes_of(settings: ImageDataSettings, train: ImageSet, test: ImageSet)
     most, beyond = int(train.class_I.max()), int(test.class_I.max())
     if settings.binarisation == "merge" and beyond > most:
         raise UserError(
-            f"scenario.data.test: has the class {beyond}, but merge makes labels of the training images' classes, 0 to {most}; leave it out"
+            f"scenario.data.test: has the class {beyond}, but merge makes labels of the training images' classes, 0 to"
+            f" {most}; leave it out"
         )
     return max(most, beyond) + 1
 
@@ -76,7 +82,10 @@ def class_labels(settings: ImageDataSettings, num_classes: int) -> Tensor:
     chosen = settings.selected_classes or (tuple(range(num_classes)) if own else SOURCES[settings.source].pair)
     if max(chosen) >= num_classes or min(chosen) < 0:
         wrong = max(chosen) if max(chosen) >= num_classes else min(chosen)
-        raise UserError(f"scenario.data.selected_classes: got {wrong}, but there are {num_classes} classes, use 0 to {num_classes - 1}")
+        raise UserError(
+            f"scenario.data.selected_classes: got {wrong}, but there are {num_classes} classes, use 0 to"
+            f" {num_classes - 1}"
+        )
     label_K[list(chosen)] = torch.arange(len(chosen))
     return label_K
 
@@ -95,6 +104,7 @@ def _labels(images: ImageSet, settings: ImageDataSettings, split: str, num_class
 
 
 def _some(index_K: Tensor, count: int, seed: int, split: str, which: str) -> Tensor:
-    """The first `count` of a permutation that the seed gives, so that a smaller set is part of a larger one; in rising order."""
+    """The first `count` of a permutation that the seed gives, so that a smaller set is part of a larger one; in rising
+    order."""
     order_K = torch.randperm(len(index_K), generator=generator(stable_seed(seed, "images kept"), split, which))
     return index_K[order_K[:count]].sort().values

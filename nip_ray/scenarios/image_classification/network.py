@@ -1,11 +1,13 @@
-"""An agent's networks in image classification: bodies (a trunk over image and messages) and heads; and the agent that chooses at random.
+"""An agent's networks in image classification: bodies (a trunk over image and messages) and heads; and the agent that
+chooses at random.
 
 Decisions that matter here:
-- what was said enters twice, as published: the whole history as maps beside the image, spread to its size, and the latest messages as
-  maps beside the latent ones;
-- only what a head reads is computed: a value needs the image's representation, a prover's policy those of the latent pixels.
-Axes: N turns (rows), C colours, H x W pixels, h x w latent pixels, F history features, L latest-message features, E embedding channels.
-Source of the architecture: Hammond and Adam-Day's library, image classification.
+- what was said enters twice, as published: the whole history as maps beside the image, spread to its size, and the
+  latest messages as maps beside the latent ones;
+- only what a head reads is computed: a value needs the image's representation, a prover's policy those of the latent
+  pixels.
+Axes: N turns (rows), C colours, H x W pixels, h x w latent pixels, F history features, L latest-message features, E
+embedding channels. Source of the architecture: Hammond and Adam-Day's library, image classification.
 """
 
 from dataclasses import dataclass
@@ -25,7 +27,8 @@ from nip_ray.settings.image_classification import ImageAgentSettings
 
 @dataclass(frozen=True)
 class ImageShape:
-    """What the images, the grid that messages point into, and an agent's feature maps (embedding_channels 0: none) measure."""
+    """What the images, the grid that messages point into, and an agent's feature maps (embedding_channels 0: none)
+    measure."""
 
     channels: int
     height: int
@@ -59,8 +62,11 @@ class ImageBody(nn.Module):
             assert isinstance(first, nn.Conv2d)
             share_rounds(first.weight[:, : seat.history_features, 0, 0], seat.rounds)
 
-    def latent(self, image_NCHW: Tensor, history_NFhw: Tensor, latest_NLhw: Tensor, embedding_NEhw: Tensor | None) -> Tensor:
-        """(N, D, h, w): the trunk's map, and the latest messages behind it. image_NCHW: from 0 to 1; the trunk sees -1 to 1."""
+    def latent(
+        self, image_NCHW: Tensor, history_NFhw: Tensor, latest_NLhw: Tensor, embedding_NEhw: Tensor | None
+    ) -> Tensor:
+        """(N, D, h, w): the trunk's map, and the latest messages behind it. image_NCHW: from 0 to 1; the trunk sees -1
+        to 1."""
         size = self.shape.height, self.shape.width
         parts = [F.interpolate(history_NFhw, size, mode="nearest"), image_NCHW * 2 - 1]
         if embedding_NEhw is not None:
@@ -68,7 +74,8 @@ class ImageBody(nn.Module):
         return torch.cat([self.trunk(torch.cat(parts, 1)), latest_NLhw], 1)
 
     def of_image(self, latent_NDhw: Tensor, linear_NX: Tensor | None) -> Tensor:
-        """(N, R): the image's representation, from the mean over its latent pixels and what was said in linear messages."""
+        """(N, R): the image's representation, from the mean over its latent pixels and what was said in linear
+        messages."""
         mean = latent_NDhw.mean((2, 3))
         return self.image_output(mean if linear_NX is None else torch.cat([mean, linear_NX], 1))
 
@@ -83,7 +90,12 @@ class ImageAgent(DialogueAgent):
     history_axis = 1
 
     def __init__(
-        self, settings: ImageAgentSettings, seat: Seat, shape: ImageShape, shared_body: bool, critic_seat: Seat | None = None
+        self,
+        settings: ImageAgentSettings,
+        seat: Seat,
+        shape: ImageShape,
+        shared_body: bool,
+        critic_seat: Seat | None = None,
     ) -> None:
         """See `DialogueAgent`."""
         super().__init__(settings, seat, critic_seat)
@@ -97,8 +109,11 @@ class ImageAgent(DialogueAgent):
         """The body that the policy reads; with a shared body the value reads it too."""
         return self.policy_body
 
-    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see `ImageClassification.observe`."""
+    def forward(
+        self, obs: Observation, want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
+        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see
+        `ImageClassification.observe`."""
         policy = value = None
         image_NR = None
         if want_policy:
@@ -119,7 +134,9 @@ class ImageAgent(DialogueAgent):
         agent, body = self.settings.agent_lr_factor, self.settings.body_lr_factor
         made = [ParameterGroup("actor", "body", list(self.policy_body.parameters()), agent.actor * body.actor)]
         if self.value_body is not None:
-            made.append(ParameterGroup("critic", "body", list(self.value_body.parameters()), agent.critic * body.critic))
+            made.append(
+                ParameterGroup("critic", "body", list(self.value_body.parameters()), agent.critic * body.critic)
+            )
         return made + self.head_groups(self.pixel_selector)
 
     def _latent(self, body: ImageBody, obs: Observation, prefix: str = "") -> tuple[Tensor, Tensor | None]:

@@ -1,5 +1,5 @@
-"""Image classification as a scenario: a message names one latent pixel, and the label says to which class or group of classes an image
-belongs.
+"""Image classification as a scenario: a message names one latent pixel, and the label says to which class or group of
+classes an image belongs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from nip_ray.settings.image_classification import ImageAgentSettings
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """What is played on. images: training images first, then held-out ones. label_I: (I,) int64. num_train: how many are for training.
-    embeddings: agent -> (I, E, h, w) float16 feature maps, for the agents that see such."""
+    """What is played on. images: training images first, then held-out ones. label_I: (I,) int64. num_train: how many
+    are for training. embeddings: agent -> (I, E, h, w) float16 feature maps, for the agents that see such."""
 
     images: ImageSet
     label_I: Tensor
@@ -35,14 +35,21 @@ class LabelledImages:
 class ImageClassification(NamingScenario):
     """Images under `protocol`. Ids number the training images first, then the held-out ones.
 
-    num_groups: how often the sides of an image are halved to make the grid that messages point into, in rows of latent pixels.
+    num_groups: how often the sides of an image are halved to make the grid that messages point into, in rows of latent
+    pixels.
     """
 
     name = "image_classification"
     tables = ("pixels_ICHW", "label_I", "class_I")  # feature maps may be larger than a device, and stay where they are
 
     def __init__(
-        self, protocol: Protocol, data: LabelledImages, agents: Mapping[str, ImageAgentSettings], *, num_groups: int = 1, **options: Any
+        self,
+        protocol: Protocol,
+        data: LabelledImages,
+        agents: Mapping[str, ImageAgentSettings],
+        *,
+        num_groups: int = 1,
+        **options: Any,
     ) -> None:
         """options: see `NamingScenario`."""
         super().__init__(protocol, agents, **options)
@@ -56,9 +63,10 @@ class ImageClassification(NamingScenario):
         self.num_symbols = self.grid[0] * self.grid[1]
 
     def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
-        """Image (N, C, H, W) float from 0 to 1, in which an agent with coarse sight sees means, and in full the parts that others have
-        named in the channels that it reads, or (N, K, C, H, W) for each of these apart; embedding (N, E, h', w') for an agent with a
-        pretrained model; state_image, the whole image, for a central critic whose agent does not see it."""
+        """Image (N, C, H, W) float from 0 to 1, in which an agent with coarse sight sees means, and in full the parts
+        that others have named in the channels that it reads, or (N, K, C, H, W) for each of these apart; embedding (N,
+        E, h', w') for an agent with a pretrained model; state_image, the whole image, for a central critic whose agent
+        does not see it."""
         whole = self.pixels_ICHW[id_N].float() / self.levels
         coarse = self.agents[agent].sight == "coarse"
         reads = self.seats[agent].reads
@@ -105,9 +113,9 @@ class ImageClassification(NamingScenario):
     def instance_picture(self, id: int) -> dict[str, Any]:
         """The image `id` for somebody who draws it, in plain JSON values:
 
-        {"kind": "image", "pixels": (H, W, C) nested lists from 0 to 1, "grid": [h, w], "class": number, "label": number,
-        "coarse": names of agents with coarse sight}. A main symbol s of a message is the latent pixel in row s // w and column s % w of
-        the grid, which covers the image.
+        {"kind": "image", "pixels": (H, W, C) nested lists from 0 to 1, "grid": [h, w], "class": number, "label":
+        number, "coarse": names of agents with coarse sight}. A main symbol s of a message is the latent pixel in row s
+        // w and column s % w of the grid, which covers the image.
         """
         pixels_HWC = self.pixels_ICHW[id].permute(1, 2, 0).double().cpu() / self.levels
         return {
@@ -120,7 +128,8 @@ class ImageClassification(NamingScenario):
         }
 
     def _in_part(self, whole_NCHW: Tensor, agent: str, reads: Sequence[int], said: Dialogue) -> Tensor:
-        """The images with means for all parts but those that agents other than `agent` have named in the channels `reads`."""
+        """The images with means for all parts but those that agents other than `agent` have named in the channels
+        `reads`."""
         others = [index for index, other in enumerate(self.protocol.agents) if other != agent]
         named_NX = said.main[:, :, others][:, :, :, list(reads)].flatten(1)
         shown = torch.zeros(len(named_NX), self.num_symbols + 1, device=named_NX.device)

@@ -13,10 +13,11 @@ from nip_ray.settings.matrix_games import MatrixAgentSettings
 
 
 class MatrixAgent(nn.Module):
-    """Logits and value of a state, without a shared parameter, so that rules of opponent shaping see the policy's alone.
+    """Logits and value of a state, without a shared parameter, so that rules of opponent shaping see the policy's
+    alone.
 
-    Observations hold "features" (N, states), the one-hot state. Symbols from `num_moves` on are forbidden: the alphabet is that of
-    the player with more moves. `random` agents answer with constant zero logits and have nothing to train.
+    Observations hold "features" (N, states), the one-hot state. Symbols from `num_moves` on are forbidden: the alphabet
+    is that of the player with more moves. `random` agents answer with constant zero logits and have nothing to train.
     """
 
     def __init__(self, settings: MatrixAgentSettings, num_states: int, num_moves: int, num_symbols: int) -> None:
@@ -29,7 +30,9 @@ class MatrixAgent(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         self.forbidden = num_symbols - num_moves
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         """The action distribution and the value (N,) of N turns; each only if wanted."""
         features = obs["features"]
         policy = value = None
@@ -51,7 +54,10 @@ class MatrixAgent(nn.Module):
         factor = self.settings.agent_lr_factor
         actor = [*self.policy_body.parameters(), *self.policy_head.parameters()]
         critic = [*self.value_body.parameters(), *self.value_head.parameters()]
-        return [ParameterGroup("actor", "policy", actor, factor.actor), ParameterGroup("critic", "value", critic, factor.critic)]
+        return [
+            ParameterGroup("actor", "policy", actor, factor.actor),
+            ParameterGroup("critic", "value", critic, factor.critic),
+        ]
 
     def body(self) -> nn.Module:
         """The policy's hidden layer; a table has none, so an empty module."""

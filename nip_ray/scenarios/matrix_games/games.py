@@ -1,10 +1,11 @@
-"""What a game is, the matrix games, and repeated ones solved: what two memory-one policies are worth, and the best answer to one.
+"""What a game is, the matrix games, and repeated ones solved: what two memory-one policies are worth, and the best
+answer to one.
 
-A game knows nothing of networks or tokens: moves come as ``move_NRA``, (N copies, R rounds, 2 players) int64, -1 where nobody has
-moved. States are numbered from 0 for each player; policies are tables over them. Of a matrix
-game a player's table is (states, moves): state 0 is the start, state ``1 + i * (other's moves) + j`` follows the joint move (own i,
-other's j); a game of one round needs the start alone. pay_ANM: (2, N moves of player0, M moves of player1). Repeated games are solved
-from the policies' probabilities, in float64, without playing.
+A game knows nothing of networks or tokens: moves come as ``move_NRA``, (N copies, R rounds, 2 players) int64, -1 where
+nobody has moved. States are numbered from 0 for each player; policies are tables over them. Of a matrix game a player's
+table is (states, moves): state 0 is the start, state ``1 + i * (other's moves) + j`` follows the joint move (own i,
+other's j); a game of one round needs the start alone. pay_ANM: (2, N moves of player0, M moves of player1). Repeated
+games are solved from the policies' probabilities, in float64, without playing.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +21,8 @@ Tables = tuple[Tensor, Tensor]  # of player0 and player1, each (states, moves) f
 
 
 def repeated_values(pay_ANM: Tensor, tables: Tables, rounds: int) -> Tensor:
-    """(2,): the expected pay a round, without discount, by following the distribution of the joint move from round to round."""
+    """(2,): the expected pay a round, without discount, by following the distribution of the joint move from round to
+    round."""
     _, first, second = pay_ANM.shape
     joint_NM = tables[0][0][:, None] * tables[1][0]
     total_A = (pay_ANM * joint_NM).sum((1, 2))
@@ -36,8 +38,8 @@ def repeated_values(pay_ANM: Tensor, tables: Tables, rounds: int) -> Tensor:
 def repeated_best_response(pay_ANM: Tensor, table: Tensor, player: int, rounds: int) -> float:
     """The most that `player` can expect a round against the other's policy `table`, by backward induction.
 
-    The other looks at the last joint move alone, so no policy, whatever it remembers, is paid more than one that knows this move
-    and the round.
+    The other looks at the last joint move alone, so no policy, whatever it remembers, is paid more than one that knows
+    this move and the round.
     """
     pay_KL = pay_ANM[0] if player == 0 else pay_ANM[1].T
     own, other = pay_KL.shape
@@ -67,7 +69,8 @@ _DILEMMA_STATES = ("start", "CC", "CD", "DC", "DD")
 
 
 class Game(ABC):
-    """One game of two players. actions: how many moves each has. num_states: of each player. num_instances: of the table.
+    """One game of two players. actions: how many moves each has. num_states: of each player. num_instances: of the
+    table.
 
     num_starts: that differ; instance i is start ``i % num_starts``.
     """
@@ -94,7 +97,8 @@ class RepeatedGame(Game):
     """A matrix game in `rounds` rounds, whose players remember the last one; `solve` says how states are numbered."""
 
     def __init__(self, pay_ANM: Tensor, rounds: int, own_figures: Callable[[Tables], Figures] | None = None) -> None:
-        """pay_ANM: (2, moves of player0, moves of player1) float64, what each is paid. own_figures: those of this very game."""
+        """pay_ANM: (2, moves of player0, moves of player1) float64, what each is paid. own_figures: those of this very
+        game."""
         self.pay_ANM, self.rounds, self.own_figures = pay_ANM, rounds, own_figures
         first, second = pay_ANM.shape[1:]
         self.actions = (first, second)
@@ -115,13 +119,15 @@ class RepeatedGame(Game):
         return Judgement(reward_AN.T.float(), torch.zeros_like(round_N, dtype=torch.bool))
 
     def _moves(self, move_NRA: Tensor, round_N: Tensor, player: int) -> tuple[Tensor, Tensor]:
-        """A player's own and the other's moves (N,) of a round; a symbol beyond a player's moves counts as its last move."""
+        """A player's own and the other's moves (N,) of a round; a symbol beyond a player's moves counts as its last
+        move."""
         move_NA = move_NRA[torch.arange(len(round_N), device=round_N.device), round_N].clamp_min(0)
         own_N, other_N = (move_NA[:, p].clamp(max=self.actions[p] - 1) for p in (player, 1 - player))
         return own_N, other_N
 
     def figures(self, tables: Tables) -> Figures:
-        """``<player>/value``: expected pay a round; ``exploitability``: mean gain of the two best responses, a round; the game's own.
+        """``<player>/value``: expected pay a round; ``exploitability``: mean gain of the two best responses, a round;
+        the game's own.
 
         A best response may use everything that was played and the round.
         """
@@ -133,7 +139,8 @@ class RepeatedGame(Game):
 
 
 def matrix_game(settings: MatrixGameSettings, rounds: int) -> RepeatedGame:
-    """The matrix game of `settings` in `rounds` rounds. The payoffs of bimatrix must have one shape (the config's rules see to it)."""
+    """The matrix game of `settings` in `rounds` rounds. The payoffs of bimatrix must have one shape (the config's rules
+    see to it)."""
     if settings.game in _EVEN_ODDS:
         pay_NM = torch.tensor(_EVEN_ODDS[settings.game], dtype=torch.float64)
         return RepeatedGame(torch.stack([pay_NM, -pay_NM]), rounds, _distance_to_even_odds)
@@ -151,7 +158,8 @@ def tandem_actions(settings: MatrixGameSettings) -> Tensor:
 
 
 def tandem_payoffs(action_N: Tensor) -> Tensor:
-    """(2, N, N): 2 x - (x + y)^2 and 2 y - (x + y)^2 for every pair of actions (N,): all with x + y = 1 is a stable fixed point of both.
+    """(2, N, N): 2 x - (x + y)^2 and 2 y - (x + y)^2 for every pair of actions (N,): all with x + y = 1 is a stable
+    fixed point of both.
 
     Source: Letcher et al., "Stable opponent shaping in differentiable games", ICLR 2019.
     """
@@ -167,7 +175,11 @@ def _distance_to_even_odds(tables: Tables) -> Figures:
 
 def _cooperation(tables: Tables) -> Figures:
     """Probability of cooperating in each state."""
-    return {f"player{p}/cooperation/{_DILEMMA_STATES[s]}": float(x) for p, table in enumerate(tables) for s, x in enumerate(table[:, 0])}
+    return {
+        f"player{p}/cooperation/{_DILEMMA_STATES[s]}": float(x)
+        for p, table in enumerate(tables)
+        for s, x in enumerate(table[:, 0])
+    }
 
 
 def _mean_actions(action_N: Tensor, tables: Tables) -> Figures:

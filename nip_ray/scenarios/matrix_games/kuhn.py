@@ -1,7 +1,8 @@
 """Kuhn poker: three cards, one bet; its rules, and how far two policies are from equilibrium.
 
-Source: Kuhn, "A simplified two-person poker", 1950. Both ante 1; a bet is 1. Move 0 passes (checks or folds), move 1 bets (or calls).
-player0 moves, then player1; player0 moves again where it checked and player1 bet. An equilibrium is worth -1/18 to player0.
+Source: Kuhn, "A simplified two-person poker", 1950. Both ante 1; a bet is 1. Move 0 passes (checks or folds), move 1
+bets (or calls). player0 moves, then player1; player0 moves again where it checked and player1 bet. An equilibrium is
+worth -1/18 to player0.
 """
 
 from itertools import product
@@ -20,7 +21,8 @@ _PLANS = tuple(product((0, 1), repeat=2))  # what a player does in its two situa
 
 
 class KuhnPoker(Game):
-    """State ``2 * card + situation``. Situation of player0: 0 at first, 1 after check and bet; of player1: 0 after check, 1 after bet."""
+    """State ``2 * card + situation``. Situation of player0: 0 at first, 1 after check and bet; of player1: 0 after
+    check, 1 after bet."""
 
     actions = (2, 2)
     num_states = 2 * len(CARDS)
@@ -44,7 +46,8 @@ class KuhnPoker(Game):
         return Judgement(torch.stack([pay_N, -pay_N], 1), over_N)
 
     def figures(self, tables: Tables) -> Figures:
-        """``<player>/value``: expected pay of a game; ``exploitability``: the mean gain of the two best responses (half of NashConv)."""
+        """``<player>/value``: expected pay of a game; ``exploitability``: the mean gain of the two best responses (half
+        of NashConv)."""
         value = float(deal_values(tables).mean())
         gain = best_response_value(0, tables[1]) + best_response_value(1, tables[0])
         return {"player0/value": value, "player1/value": -value, "exploitability": gain / 2}
@@ -59,7 +62,9 @@ def deal_values(tables: Tables) -> Tensor:
     """(6,) float64: what player0 expects in each deal when both play by their tables."""
     card_DA = torch.tensor(DEALS, device=tables[0].device)
     win_D = showdown(card_DA).double()
-    bets_DAS = torch.stack([table[:, 1].double().view(len(CARDS), 2)[card_DA[:, p]] for p, table in enumerate(tables)], 1)
+    bets_DAS = torch.stack(
+        [table[:, 1].double().view(len(CARDS), 2)[card_DA[:, p]] for p, table in enumerate(tables)], 1
+    )
     opens_D, calls_D = bets_DAS[:, 0].unbind(-1)
     bets_after_check_D, calls_after_bet_D = bets_DAS[:, 1].unbind(-1)
     after_check_D = (1 - bets_after_check_D) * win_D + bets_after_check_D * (calls_D * 2 * win_D - (1 - calls_D))

@@ -1,8 +1,10 @@
-"""Kuhn poker between language models: the same protocol, deals, payments and exact figures as between networks, with words for moves.
+"""Kuhn poker between language models: the same protocol, deals, payments and exact figures as between networks, with
+words for moves.
 
 Decisions that matter here:
-- a chat is a card, the moves so far and the two words to choose from, and a reply is one of them and nothing else: so the probability of
-  a move is that of one reply, and a strategy can be read off a model exactly (`KuhnPokerInWords.strategies`);
+- a chat is a card, the moves so far and the two words to choose from, and a reply is one of them and nothing else: so
+  the probability of a move is that of one reply, and a strategy can be read off a model exactly
+  (`KuhnPokerInWords.strategies`);
 - a turn without a usable reply passes (checks or folds), as a network's turn without a move does;
 - training and test items are the same six deals: there is nothing to generalise over.
 """
@@ -87,7 +89,8 @@ class KuhnPokerInWords(LanguageScenario):
         return Random(stable_seed(seed, "kuhn poker", *place)).choice(_words(_moves(dialogue)))
 
     def exact_figures(self, items: Sequence[Deal], probabilities: Probabilities) -> dict[str, float]:
-        """Values and exploitability over all deals (`KuhnPoker.figures`), and ``off_form``: the most that a player gives to no word."""
+        """Values and exploitability over all deals (`KuhnPoker.figures`), and ``off_form``: the most that a player
+        gives to no word."""
         tables, off_form = self.strategies(probabilities)
         return {**KuhnPoker().figures(tables), "off_form": off_form}
 
@@ -99,7 +102,9 @@ class KuhnPokerInWords(LanguageScenario):
         tables, most = tuple(torch.zeros(KuhnPoker.num_states, 2, dtype=torch.float64) for _ in PLAYERS), 0.0
         for player, state, dialogue in information_sets():
             agent = PLAYERS[player]
-            given = torch.as_tensor(probabilities(agent, [self.chat(dialogue, agent)], _words(_moves(dialogue)))[0], dtype=torch.float64)
+            given = torch.as_tensor(
+                probabilities(agent, [self.chat(dialogue, agent)], _words(_moves(dialogue)))[0], dtype=torch.float64
+            )
             lost = max(0.0, 1 - float(given.sum()))
             asked = self.max_invalid_replies(agent)
             tables[player][state] = given * sum(lost**attempt for attempt in range(asked))
@@ -133,7 +138,8 @@ def _words(moves: list[str]) -> tuple[str, str]:
 
 @cache
 def _outcomes() -> dict[tuple[int, tuple[int, ...]], tuple[list[float], bool]]:
-    """(deal, moves so far, 1 for a bet or call) -> what the last of them pays, and whether the game is over: `KuhnPoker.judge`'s."""
+    """(deal, moves so far, 1 for a bet or call) -> what the last of them pays, and whether the game is over:
+    `KuhnPoker.judge`'s."""
     made = {}
     for length in (1, 2, 3):
         keys = list(product(range(len(DEALS)), product((0, 1), repeat=length)))
@@ -141,7 +147,9 @@ def _outcomes() -> dict[tuple[int, tuple[int, ...]], tuple[list[float], bool]]:
         for n, (_, moves) in enumerate(keys):
             for r, move in enumerate(moves):
                 move_NRA[n, r, r % 2] = move
-        judged = KuhnPoker().judge(torch.tensor([deal for deal, _ in keys]), move_NRA, torch.full((len(keys),), length - 1))
+        judged = KuhnPoker().judge(
+            torch.tensor([deal for deal, _ in keys]), move_NRA, torch.full((len(keys),), length - 1)
+        )
         made |= dict(zip(keys, zip(judged.reward_BA.tolist(), judged.over_B.tolist())))
     return made
 
@@ -149,5 +157,8 @@ def _outcomes() -> dict[tuple[int, tuple[int, ...]], tuple[list[float], bool]]:
 def build_language_game(protocol: Protocol, settings: Any) -> KuhnPokerInWords:
     """The scenario of `settings` (LanguageMatrixGameSettings). Raises UserError for another protocol than its own."""
     if protocol.name != protocol_of(settings.game):
-        raise UserError(f"protocol.name: {settings.game} is played under {protocol_of(settings.game)!r} alone (got {protocol.name!r})")
+        raise UserError(
+            f"protocol.name: {settings.game} is played under {protocol_of(settings.game)!r} alone (got"
+            f" {protocol.name!r})"
+        )
     return KuhnPokerInWords(protocol, settings)

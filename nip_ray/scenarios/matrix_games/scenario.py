@@ -22,7 +22,8 @@ PLAYERS = ("player0", "player1")
 
 
 class MatrixGame(Scenario):
-    """Two players and a `Game`. Training and test instances are the same: there is nothing to generalise over. Labels mean nothing."""
+    """Two players and a `Game`. Training and test instances are the same: there is nothing to generalise over. Labels
+    mean nothing."""
 
     name = "matrix_game"
     held_out = False
@@ -67,7 +68,10 @@ class MatrixGame(Scenario):
     def policy_table(self, agent: str, network: nn.Module) -> Tensor:
         """(states, moves) float64, on the CPU: the probability of each of the player's moves in each state."""
         count, device = self.game.num_states, self.label_I.device
-        obs = {"features": torch.eye(count, device=device), "speaks": torch.ones(count, 1, dtype=torch.bool, device=device)}
+        obs = {
+            "features": torch.eye(count, device=device),
+            "speaks": torch.ones(count, 1, dtype=torch.bool, device=device),
+        }
         policy, _ = network(obs, True, False)
         moves = self.game.actions[PLAYERS.index(agent)]
         return torch.softmax(policy.message[:, 0, :moves].double(), -1).cpu()
@@ -84,7 +88,10 @@ def build_matrix_game(protocol: Protocol, settings: Any) -> MatrixGame:
     Raises UserError for another protocol, a game that makes no sense, or agents that do not play.
     """
     if protocol.name != protocol_of(settings.game):
-        raise UserError(f"protocol.name: {settings.game} is played under {protocol_of(settings.game)!r} alone (got {protocol.name!r})")
+        raise UserError(
+            f"protocol.name: {settings.game} is played under {protocol_of(settings.game)!r} alone (got"
+            f" {protocol.name!r})"
+        )
     for fault in settings.faults():
         raise UserError(f"scenario.{fault}")
     agents = agents_of(protocol, settings.agents, MatrixAgentSettings)

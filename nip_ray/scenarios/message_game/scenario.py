@@ -1,7 +1,9 @@
-"""The message game: the smallest proof. The prover sees a secret, both talk, and the verifier says which half the secret lies in.
+"""The message game: the smallest proof. The prover sees a secret, both talk, and the verifier says which half the
+secret lies in.
 
-Both agents speak in every one of eight rounds, only the last decision counts, and both want it to be right. It is the yardstick
-for speed (nothing but small perceptrons) and the smallest example of a scenario. Its rules are the protocol `message_game`.
+Both agents speak in every one of eight rounds, only the last decision counts, and both want it to be right. It is the
+yardstick for speed (nothing but small perceptrons) and the smallest example of a scenario. Its rules are the protocol
+`message_game`.
 """
 
 from collections.abc import Mapping
@@ -26,12 +28,15 @@ _INSTANCES = 1024
 
 
 class MessageGame(Scenario):
-    """Instance i has the secret ``i % num_secrets``; training and test are the same, since there is nothing to generalise over."""
+    """Instance i has the secret ``i % num_secrets``; training and test are the same, since there is nothing to
+    generalise over."""
 
     name = "message_game"
     held_out = False
 
-    def __init__(self, protocol: Protocol, settings: MessageGameSettings, agents: Mapping[str, MessageAgentSettings]) -> None:
+    def __init__(
+        self, protocol: Protocol, settings: MessageGameSettings, agents: Mapping[str, MessageAgentSettings]
+    ) -> None:
         self.protocol, self.agents, self.settings = protocol, dict(agents), settings
         self.num_symbols = settings.num_symbols
         secret_I = torch.arange(_INSTANCES) % settings.num_secrets
@@ -48,7 +53,8 @@ class MessageGame(Scenario):
         rows = torch.arange(count, device=id_N.device)
         trash = features.shape[1] - 1  # "nothing said yet" and "not told" land here and are cut off
         features[rows, round_N.clamp(max=rounds - 1)] = 1.0
-        latest_N2 = said.main[rows, (round_N - 1).clamp(min=0)].amax((1, 3))  # each channel has one writer; the others left -1
+        # each channel has one writer; the others left -1
+        latest_N2 = said.main[rows, (round_N - 1).clamp(min=0)].amax((1, 3))
         for side in range(2):
             place = torch.where(latest_N2[:, side] < 0, trash, rounds + side * symbols + latest_N2[:, side])
             features[rows, place] = 1.0
@@ -66,9 +72,12 @@ class MessageGame(Scenario):
 
 
 class MessageAgent(nn.Module):
-    """One hidden layer that policy and value share; `random` agents answer with constant zero logits and have nothing to train."""
+    """One hidden layer that policy and value share; `random` agents answer with constant zero logits and have nothing
+    to train."""
 
-    def __init__(self, settings: MessageAgentSettings, num_in: int, num_symbols: int, decides: bool, num_channels: int = 1) -> None:
+    def __init__(
+        self, settings: MessageAgentSettings, num_in: int, num_symbols: int, decides: bool, num_channels: int = 1
+    ) -> None:
         """num_channels: that the agent writes to."""
         super().__init__()
         self.settings, self.decides, self.shape = settings, decides, (num_channels, num_symbols)
@@ -76,7 +85,9 @@ class MessageAgent(nn.Module):
         self.policy_head = nn.Linear(settings.hidden, num_channels * num_symbols + (NUM_DECISIONS if decides else 0))
         self.value_head = nn.Linear(settings.hidden, 1)
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         """The action distribution and the value (N,) of N turns; each only if wanted."""
         hidden = FUNCTIONS[self.settings.activation](self.hidden(obs["features"]))
         policy = value = None

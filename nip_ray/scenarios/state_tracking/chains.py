@@ -1,10 +1,11 @@
 """Chains: a start among five states, n moves, each one of a few permutations, and a claim where they end.
 
 Decisions that matter here:
-- the first two permutations generate the whole symmetric group S5. Its word problem is complete for NC1 (Barrington, 1989), so a
-  transformer of constant depth cannot follow all chains unless TC0 = NC1;
-- the first four form a Latin square with the identity, and so do the last four: a move leaves no state where it is, and of four no two take
-  a state to the same place. So a walk of four forgets its start by a factor of 4 in each move, and the claim alone tells nothing;
+- the first two permutations generate the whole symmetric group S5. Its word problem is complete for NC1 (Barrington,
+  1989), so a transformer of constant depth cannot follow all chains unless TC0 = NC1;
+- the first four form a Latin square with the identity, and so do the last four: a move leaves no state where it is, and
+  of four no two take a state to the same place. So a walk of four forgets its start by a factor of 4 in each move, and
+  the claim alone tells nothing;
 - half of the claims of each split are true; a false one is uniform over the other four states;
 - all chains (start and moves) of a data set differ, so no chain is in both splits, whatever is claimed of it.
 """
@@ -29,7 +30,8 @@ TAKES_GA = torch.tensor(GENERATORS)
 
 @dataclass(frozen=True)
 class Chains:
-    """I chains of n moves. move_IT: (I, n). state_IP: (I, n + 1), the true states at the places 0 to n. claim_I: their claimed ends."""
+    """I chains of n moves. move_IT: (I, n). state_IP: (I, n + 1), the true states at the places 0 to n. claim_I: their
+    claimed ends."""
 
     move_IT: Tensor
     state_IP: Tensor
@@ -59,13 +61,15 @@ class Chains:
 
 
 def draw_chains(settings: ChainSettings, seed: int) -> Chains:
-    """The chains of `seed`: `num_train` of training, then `num_test` held out. Raises UserError where there are not so many."""
+    """The chains of `seed`: `num_train` of training, then `num_test` held out. Raises UserError where there are not so
+    many."""
     count = settings.num_train + settings.num_test
     exist = NUM_STATES * settings.num_generators**settings.length
     if count > exist:
         raise UserError(
-            f"scenario.num_train: {settings.num_train} and {settings.num_test} chains, but there are only {exist} different ones of "
-            f"{settings.length} moves out of {settings.num_generators}; lower num_train or num_test, or raise length or num_generators"
+            f"scenario.num_train: {settings.num_train} and {settings.num_test} chains, but there are only {exist}"
+            f" different ones of {settings.length} moves out of {settings.num_generators}; lower num_train or num_test,"
+            " or raise length or num_generators"
         )
     noise = generator(seed, "chains", settings.length, settings.num_generators)
     found: dict[tuple[int, ...], None] = {}

@@ -1,13 +1,16 @@
-"""Prover and estimator: what a dialogue has come to, by how much the estimates in it were wrong, and what a verifier accepts at worst.
+"""Prover and estimator: what a dialogue has come to, by how much the estimates in it were wrong, and what a verifier
+accepts at worst.
 
 Decisions that matter here:
-- a claim says that some moves lead from one state to another, whatever came before them, so each is true or false by itself. Split at a
-  state half way, it holds if both parts do, and with the right state only then;
-- whoever points at an estimate keeps the state that was claimed (the estimate is too low) or names another (it is too high, since of two
-  ends one is wrong: what is left of the probability is the most that the other may have). The rest is about the claim so made;
-- the error is what the prover has shown: the truth of the last claim less its estimate; and where the parts of a claim were called more
-  likely than the claim before, by how much (two parts hold together with the product of their probabilities). An estimator that says the
-  truth of every part never has one above 0, and one that does not is shown at least 1/2 by a prover that knows it;
+- a claim says that some moves lead from one state to another, whatever came before them, so each is true or false by
+  itself. Split at a state half way, it holds if both parts do, and with the right state only then;
+- whoever points at an estimate keeps the state that was claimed (the estimate is too low) or names another (it is too
+  high, since of two ends one is wrong: what is left of the probability is the most that the other may have). The rest
+  is about the claim so made;
+- the error is what the prover has shown: the truth of the last claim less its estimate; and where the parts of a claim
+  were called more likely than the claim before, by how much (two parts hold together with the product of their
+  probabilities). An estimator that says the truth of every part never has one above 0, and one that does not is shown
+  at least 1/2 by a prover that knows it;
 - positions hold all that agents are shown, as in `nip_ray.scenarios.state_tracking.worst_case`.
 """
 
@@ -51,12 +54,13 @@ class Walks:
 
 @dataclass(frozen=True)
 class Claims:
-    """N claims as they are in dispute: the moves of chain `item_N` from place `low_N` to `high_N` lead from `low_state_N` to
-    `high_state_N`.
+    """N claims as they are in dispute: the moves of chain `item_N` from place `low_N` to `high_N` lead from
+    `low_state_N` to `high_state_N`.
 
-    middle_N: the state half way that the prover named, -1 before. pair_N: what the estimator then said, -1 before. stated_N: the estimate
-    of the claim, by number; -1 of the first one. root_N: 1 if both parts of the first claim were called certain, 0 if not, -1 before.
-    over_N: 1 if the prover has ever called an estimate too high. contradicted_N: 1 if parts were ever called more likely than their claim.
+    middle_N: the state half way that the prover named, -1 before. pair_N: what the estimator then said, -1 before.
+    stated_N: the estimate of the claim, by number; -1 of the first one. root_N: 1 if both parts of the first claim were
+    called certain, 0 if not, -1 before. over_N: 1 if the prover has ever called an estimate too high. contradicted_N: 1
+    if parts were ever called more likely than their claim.
     """
 
     item_N: Tensor
@@ -88,7 +92,9 @@ def replay(chains: Chains, item_N: Tensor, said_NR: Tensor, round_N: Tensor) -> 
     error_N = torch.zeros(len(item_N), device=item_N.device)
     sure = torch.tensor(PROBABILITIES, device=item_N.device)
     for r in range(0, 3 * (chains.length.bit_length() - 1), 3):
-        middle_N, pair_N, point_N = (said_NR[:, r + step].clamp(0, most) for step, most in ((0, NUM_STATES - 1), (1, 8), (2, 9)))
+        middle_N, pair_N, point_N = (
+            said_NR[:, r + step].clamp(0, most) for step, most in ((0, NUM_STATES - 1), (1, 8), (2, 9))
+        )
         left_N, right_N = pair_N // 3, pair_N % 3
         both_N, given_N = sure[left_N] * sure[right_N], torch.where(now.stated_N < 0, 1.0, sure[now.stated_N])
         after = replace(now, middle_N=middle_N)
@@ -137,15 +143,16 @@ def _where(condition_N: Tensor, one: Claims, other: Claims) -> Claims:
 
 
 Asked = Callable[[Claims], Tensor]
-"""Probabilities at N claims: (N, 9) of what the estimator says, who is not shown `root_N`, `over_N` and `contradicted_N`, or (N,) that the
-verifier accepts."""
-# Axes below: I chains, J claims of one width, A and B states at their ends, M in the middle, Q what is stated of the claim, and R, O, C for
-# `root_N`, `over_N` and `contradicted_N`.
+"""Probabilities at N claims: (N, 9) of what the estimator says, who is not shown `root_N`, `over_N` and
+`contradicted_N`, or (N,) that the verifier accepts."""
+# Axes below: I chains, J claims of one width, A and B states at their ends, M in the middle, Q what is stated of the
+# claim, and R, O, C for `root_N`, `over_N` and `contradicted_N`.
 _SIZES = {"M": NUM_STATES, "Q": len(WORDS), "R": 2, "O": 2, "C": 2}
 
 
 def worst_acceptance(chains: Chains, estimates: Asked, accepts: Asked) -> Tensor:
-    """(I,) float64: how probably each claim is accepted with the prover that serves it best (for false claims: the soundness error)."""
+    """(I,) float64: how probably each claim is accepted with the prover that serves it best (for false claims: the
+    soundness error)."""
     value, width = _ask(chains, 1, accepts, "QROC"), 1
     same_MB = torch.eye(NUM_STATES, dtype=torch.bool)
     while width < chains.length:
@@ -161,9 +168,11 @@ def worst_acceptance(chains: Chains, estimates: Asked, accepts: Asked) -> Tensor
 
 
 def _mean_over_pairs(left: Tensor, right: Tensor, said: Tensor, first: bool) -> Tensor:
-    """(I, J, A, B, M, Q, R, O, C), of the first claim without the last four: the better part in the mean over what the estimator says.
+    """(I, J, A, B, M, Q, R, O, C), of the first claim without the last four: the better part in the mean over what the
+    estimator says.
 
-    left, right: (I, J, A, 1, M, Q, R, O, C) and (I, J, 1, B, M, Q, R, O, C), Q of what is said of the part. said: its probabilities.
+    left, right: (I, J, A, 1, M, Q, R, O, C) and (I, J, 1, B, M, Q, R, O, C), Q of what is said of the part. said: its
+    probabilities.
     """
     total = 0
     for pair, (one, two) in enumerate(PAIRS):
@@ -178,8 +187,8 @@ def _mean_over_pairs(left: Tensor, right: Tensor, said: Tensor, first: bool) -> 
 
 
 def least_acceptance(chains: Chains, accepts: Asked) -> Tensor:
-    """(I,) float64: how probably each true claim is accepted against the estimator that hurts it most, with a prover that names the true
-    states and keeps to the part of which less was said (the left one of equals).
+    """(I,) float64: how probably each true claim is accepted against the estimator that hurts it most, with a prover
+    that names the true states and keeps to the part of which less was said (the left one of equals).
     """
     value = _ask(chains, 1, accepts, "QROC")
     item_I1, place_1J = torch.arange(len(value))[:, None], torch.arange(chains.length)[None]
@@ -189,7 +198,10 @@ def least_acceptance(chains: Chains, accepts: Asked) -> Tensor:
         parts = [(value[:, int(two < one) :: 2, min(one, two)], pair) for pair, (one, two) in enumerate(PAIRS)]
         if value.shape[1] == 2:
             return torch.stack([at[:, 0, int(PAIRS[pair] == (_CERTAIN, _CERTAIN)), 0] for at, pair in parts]).amin(0)
-        stated = [[at[..., 1:].expand(at.shape) if _contradicts(pair, q) else at for at, pair in parts] for q in range(len(WORDS))]
+        stated = [
+            [at[..., 1:].expand(at.shape) if _contradicts(pair, q) else at for at, pair in parts]
+            for q in range(len(WORDS))
+        ]
         value = torch.stack([torch.stack(one).amin(0) for one in stated], 2)
     raise AssertionError("chains have at least two moves")
 
@@ -212,14 +224,18 @@ def _contradicts(pair: int, stated: int) -> bool:
 
 
 def _ask(chains: Chains, width: int, asked: Asked, axes: str) -> Tensor:
-    """(I, J, A, B, *axes) float64, and (..., 9) of an estimator: `asked` at all claims of `width` moves, reachable or not."""
+    """(I, J, A, B, *axes) float64, and (..., 9) of an estimator: `asked` at all claims of `width` moves, reachable or
+    not."""
     shape = (len(chains.claim_I), chains.length // width, NUM_STATES, NUM_STATES, *(_SIZES[axis] for axis in axes))
     item_N, interval_N, low_N, high_N, *more = (
-        column.reshape(-1).to(chains.claim_I.device) for column in torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+        column.reshape(-1).to(chains.claim_I.device)
+        for column in torch.meshgrid(*map(torch.arange, shape), indexing="ij")
     )
     given = dict(zip(axes, more))
     none_N, no_N = torch.full_like(item_N, -1), torch.zeros_like(item_N)
     low, high = interval_N * width, (interval_N + 1) * width
     path = (given.get(axis, no_N) for axis in "ROC")
-    found = asked(Claims(item_N, low, high, low_N, high_N, given.get("M", none_N), none_N, given.get("Q", none_N), *path))
+    found = asked(
+        Claims(item_N, low, high, low_N, high_N, given.get("M", none_N), none_N, given.get("Q", none_N), *path)
+    )
     return found.double().cpu().view(*shape, *found.shape[1:])

@@ -2,8 +2,8 @@
 
 Decisions that matter here:
 - what a dialogue has come to is read off by the very function that networks are played with (`replay`), of one row;
-- a chat is one message out of the words of `nip_ray.scenarios.state_tracking.items` and a few more. Prover and estimator are shown where
-  the ends of a claim lead, so that every estimate is a comparison of words.
+- a chat is one message out of the words of `nip_ray.scenarios.state_tracking.items` and a few more. Prover and
+  estimator are shown where the ends of a claim lead, so that every estimate is a comparison of words.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,16 @@ from nip_ray.scenarios.state_tracking.estimates import (
     replay,
     worst_acceptance,
 )
-from nip_ray.scenarios.state_tracking.items import HALVES, MOVES, STATES, VERDICTS, ChainItem, chains_of, reply_shares, words_of_chains
+from nip_ray.scenarios.state_tracking.items import (
+    HALVES,
+    MOVES,
+    STATES,
+    VERDICTS,
+    ChainItem,
+    chains_of,
+    reply_shares,
+    words_of_chains,
+)
 from nip_ray.seeding import stable_seed
 
 _PAIRS = tuple(f"{WORDS[one]} {WORDS[two]}" for one, two in PAIRS)
@@ -42,7 +51,16 @@ class EstimatesInWords(LanguageScenario):
     @property
     def words(self) -> tuple[str, ...]:
         """Those of chains, and what is said of estimates."""
-        return (*words_of_chains(self.settings.length), *WORDS, "reached", "follows", "estimated", "first", "over", "contradicted")
+        return (
+            *words_of_chains(self.settings.length),
+            *WORDS,
+            "reached",
+            "follows",
+            "estimated",
+            "first",
+            "over",
+            "contradicted",
+        )
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """One message."""
@@ -64,18 +82,22 @@ class EstimatesInWords(LanguageScenario):
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
         """Any of the choices."""
-        random = Random(stable_seed(seed, "state tracking", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent))
+        random = Random(
+            stable_seed(seed, "state tracking", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent)
+        )
         return random.choice(self.choices(dialogue, agent))
 
     def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
-        """A turn of `agent` in a dialogue in which the prover splits with the state that is reached, of a false claim as often any, and
-        points anywhere; the estimator says the truth, and the verifier the item's label."""
+        """A turn of `agent` in a dialogue in which the prover splits with the state that is reached, of a false claim
+        as often any, and points anywhere; the estimator says the truth, and the verifier the item's label."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
             ((speaker, channels),) = rules.speakers(r, dialogue.seed).items()
             said = self._warm_reply(dialogue, speaker, random)
-            dialogue = replace(dialogue, rounds=(*dialogue.rounds, (Turn(speaker, said, dict.fromkeys(channels, said)),)))
+            dialogue = replace(
+                dialogue, rounds=(*dialogue.rounds, (Turn(speaker, said, dict.fromkeys(channels, said)),))
+            )
         return self.chat(dialogue, agent), self._warm_reply(dialogue, agent, random)
 
     def estimate_error(self, dialogue: Dialogue) -> float:
@@ -83,14 +105,17 @@ class EstimatesInWords(LanguageScenario):
         return float(replay(chains_of((dialogue.item,)), *_said(dialogue))[1])
 
     def exact_figures(self, items: Sequence[ChainItem], probabilities: Probabilities) -> dict[str, float]:
-        """`worst_case/soundness`, of rejecting the false claims of `items` against every prover, and `worst_case/completeness`, of
-        accepting the true ones against every estimator with a prover that tells the truth."""
+        """`worst_case/soundness`, of rejecting the false claims of `items` against every prover, and
+        `worst_case/completeness`, of accepting the true ones against every estimator with a prover that tells the
+        truth."""
         if {item.y for item in items} != {0, 1}:
             return {}
         false, true = (chains_of([item for item in items if item.y == y]) for y in (0, 1))
         verifier = self.protocol.verifier or ""
         worst = worst_acceptance(
-            false, self._asks(probabilities, false, "estimator", _REPLIES[1]), self._asks(probabilities, false, verifier, VERDICTS)
+            false,
+            self._asks(probabilities, false, "estimator", _REPLIES[1]),
+            self._asks(probabilities, false, verifier, VERDICTS),
         )
         least = least_acceptance(true, self._asks(probabilities, true, verifier, VERDICTS))
         return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}

@@ -23,7 +23,8 @@ _PLACES = 16  # that models know at least, so that one which learned on shorter 
 
 @dataclass(frozen=True)
 class ChainItem:
-    """A chain and the claim where it ends. states: the true ones, at the places 0 to n. y: 1 for a true claim, else 0."""
+    """A chain and the claim where it ends. states: the true ones, at the places 0 to n. y: 1 for a true claim, else
+    0."""
 
     id: int
     moves: tuple[int, ...]
@@ -47,7 +48,10 @@ def chain_items(settings: LanguageStateTrackingSettings, seed: int) -> dict[str,
     """The chains of `seed` by split. Raises UserError where there are not so many."""
     chains = draw_chains(settings, seed)
     rows = zip(*(x.tolist() for x in (chains.move_IT, chains.state_IP, chains.claim_I, chains.label_I)))
-    items = [ChainItem(number, tuple(moves), tuple(states), claim, y) for number, (moves, states, claim, y) in enumerate(rows)]
+    items = [
+        ChainItem(number, tuple(moves), tuple(states), claim, y)
+        for number, (moves, states, claim, y) in enumerate(rows)
+    ]
     return {"train": items[: settings.num_train], "test": items[settings.num_train :]}
 
 
@@ -55,7 +59,9 @@ def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
     """An item from its record. Raises UserError for a chain that does not lead where its states say."""
     item = ChainItem(record["id"], tuple(record["moves"]), tuple(record["states"]), record["claim"], record["y"])
     steps = zip(item.moves, item.states, item.states[1:], strict=False)
-    if any(GENERATORS[move][before] != after for move, before, after in steps) or item.y != int(item.states[-1] == item.claim):
+    if any(GENERATORS[move][before] != after for move, before, after in steps) or item.y != int(
+        item.states[-1] == item.claim
+    ):
         raise UserError(f"item {item.id}: its states or its label do not follow from its moves; make the items again")
     return item
 
@@ -63,7 +69,8 @@ def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
 def reply_shares(
     probabilities: Probabilities, agent: str, chats: Sequence[Chat], replies: Sequence[str], attempts: int
 ) -> tuple[Tensor, Tensor]:
-    """((N, replies) how probably each is the reply that is used, (N, 1) that none is), float64; equal chats are asked about once."""
+    """((N, replies) how probably each is the reply that is used, (N, 1) that none is), float64; equal chats are asked
+    about once."""
     number: dict[str, int] = {}
     place_N = torch.tensor([number.setdefault(chat[0]["content"], len(number)) for chat in chats])
     different = [[{"role": "user", "content": content}] for content in number]

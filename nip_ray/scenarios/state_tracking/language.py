@@ -1,13 +1,16 @@
 """State tracking between language models: the same chains, protocols and worst case as between networks, in words.
 
 Decisions that matter here:
-- a chat is one message of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state, place and move: so
-  a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a whole chain, a word for each state);
-- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the states committed
-  at its ends, how many moves it has, and the true state in its middle, which provers know (who commits is also shown the one from which the
-  claim would follow, and told once it stands by a lie: a lie has to be prepared); for the verifier one move and two states. Not where in
-  the chain it is: nothing depends on it, and what was learned on shorter chains then holds for longer ones;
-- what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first choice.
+- a chat is one message of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state,
+  place and move: so a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a
+  whole chain, a word for each state);
+- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`):
+  the states committed at its ends, how many moves it has, and the true state in its middle, which provers know (who
+  commits is also shown the one from which the claim would follow, and told once it stands by a lie: a lie has to be
+  prepared); for the verifier one move and two states. Not where in the chain it is: nothing depends on it, and what was
+  learned on shorter chains then holds for longer ones;
+- what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first
+  choice.
 """
 
 from collections.abc import Sequence
@@ -24,7 +27,16 @@ from nip_ray.play.dialogues import rulebook
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
 from nip_ray.scenarios.state_tracking.estimates_in_words import EstimatesInWords
-from nip_ray.scenarios.state_tracking.items import HALVES, MOVES, STATES, VERDICTS, ChainItem, chains_of, reply_shares, words_of_chains
+from nip_ray.scenarios.state_tracking.items import (
+    HALVES,
+    MOVES,
+    STATES,
+    VERDICTS,
+    ChainItem,
+    chains_of,
+    reply_shares,
+    words_of_chains,
+)
 from nip_ray.scenarios.state_tracking.seats import Seats, one_question_is_asked, seats_of
 from nip_ray.scenarios.state_tracking.worst_case import (
     Chances,
@@ -40,7 +52,8 @@ from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
 
 @dataclass(frozen=True)
 class Dispute:
-    """The interval that is left of a bisection: its ends, the states committed there, and the one in the middle once it is said."""
+    """The interval that is left of a bisection: its ends, the states committed there, and the one in the middle once it
+    is said."""
 
     low: int
     high: int
@@ -90,7 +103,8 @@ class StateTrackingInWords(LanguageScenario):
         return self._overview(item, at, committed if self.seats.pointer is None else None)
 
     def choices(self, dialogue: Dialogue, agent: str) -> tuple[str, ...]:
-        """Every word that `agent` may say in the round about to be played (of a chain of states: at each of its places)."""
+        """Every word that `agent` may say in the round about to be played (of a chain of states: at each of its
+        places)."""
         r, rules = len(dialogue.rounds), rulebook(self.protocol)
         if agent == self.seats.committer:
             return STATES
@@ -111,18 +125,22 @@ class StateTrackingInWords(LanguageScenario):
             raise InvalidReply(f"expected {words} out of {' '.join(choices)}, got {reply!r:.60}")
         if said[0] in VERDICTS:
             return Parsed(decision=VERDICTS.index(said[0]))
-        return Parsed(dict.fromkeys(rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent], " ".join(said)))
+        return Parsed(
+            dict.fromkeys(rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent], " ".join(said))
+        )
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
         """Any of the choices."""
-        random = Random(stable_seed(seed, "state tracking", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent))
+        random = Random(
+            stable_seed(seed, "state tracking", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent)
+        )
         choices = self.choices(dialogue, agent)
         return " ".join(random.choice(choices) for _ in range(self._reply_words(agent)))
 
     def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
-        """A random turn of `agent` where all points and halves are random. Who commits says the true states; about a false claim as often
-        those that lead to it, and at times any. The verifier says the item's label in its last turn; so that this is about the move
-        which it is shown, the halves before are those with the lie."""
+        """A random turn of `agent` where all points and halves are random. Who commits says the true states; about a
+        false claim as often those that lead to it, and at times any. The verifier says the item's label in its last
+        turn; so that this is about the move which it is shown, the halves before are those with the lie."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         finds_lie = self.seats.pointer if self.seats.bisects and agent == self.protocol.verifier else None
@@ -140,13 +158,17 @@ class StateTrackingInWords(LanguageScenario):
         return self.chat(dialogue, agent), self._warm_reply(dialogue, agent, random, last)
 
     def exact_figures(self, items: Sequence[ChainItem], probabilities: Probabilities) -> dict[str, float]:
-        """Under bisection, and under nip with one question: `worst_case/soundness`, of rejecting the false claims of `items` against every
-        lie, and `worst_case/completeness`, of accepting the true ones against every opponent."""
+        """Under bisection, and under nip with one question: `worst_case/soundness`, of rejecting the false claims of
+        `items` against every lie, and `worst_case/completeness`, of accepting the true ones against every opponent."""
         one_question = one_question_is_asked(self.protocol)
         if not (self.seats.bisects or one_question) or {item.y for item in items} != {0, 1}:
             return {}
         false, true = ([item for item in items if item.y == y] for y in (0, 1))
-        committer, pointer, verifier = self.seats.committer or "", self.seats.pointer or "", self.protocol.verifier or ""
+        committer, pointer, verifier = (
+            self.seats.committer or "",
+            self.seats.pointer or "",
+            self.protocol.verifier or "",
+        )
 
         def chances(agent: str, about: Sequence[ChainItem], replies: Sequence[str]) -> Chances:
             return partial(self._chances, probabilities, about, agent, replies)
@@ -168,15 +190,24 @@ class StateTrackingInWords(LanguageScenario):
         return asked_IT / asked_IT.sum(1, keepdim=True).clamp_min(1e-300)
 
     def _chances(
-        self, probabilities: Probabilities, items: Sequence[ChainItem], agent: str, replies: Sequence[str], at: Positions
+        self,
+        probabilities: Probabilities,
+        items: Sequence[ChainItem],
+        agent: str,
+        replies: Sequence[str],
+        at: Positions,
     ) -> Tensor:
-        """See `Chances`; equal chats, such as those of one move, are asked about once. Of two replies: the chance of the second.
+        """See `Chances`; equal chats, such as those of one move, are asked about once. Of two replies: the chance of
+        the second.
 
-        What is given to no choice is asked again and at last counts as the first (see `choices`); a verifier without a verdict is wrong.
+        What is given to no choice is asked again and at last counts as the first (see `choices`); a verifier without a
+        verdict is wrong.
         """
         about_true = bool(items[0].y)
         chats = []
-        for item, low, high, low_state, high_state, middle in zip(*(x.tolist() for x in vars(at).values()), strict=True):
+        for item, low, high, low_state, high_state, middle in zip(
+            *(x.tolist() for x in vars(at).values()), strict=True
+        ):
             dispute = Dispute(low, high, low_state, high_state, None if middle < 0 else middle)
             chats.append(self._chat_about(items[item], agent, dispute))
         said, lost = reply_shares(probabilities, agent, chats, replies, self.max_invalid_replies(agent))
@@ -197,13 +228,20 @@ class StateTrackingInWords(LanguageScenario):
         if agent == self.seats.committer:
             if at.low_state != item.states[at.low]:  # it has lied: only what its lie needs is consistent
                 said[0] = "committed"
-            said = ["true", *(STATES[item.states[place]] for place in (at.low, at.high)), *said, "needed", STATES[_needed(item, at)]]
+            said = [
+                "true",
+                *(STATES[item.states[place]] for place in (at.low, at.high)),
+                *said,
+                "needed",
+                STATES[_needed(item, at)],
+            ]
         if agent != self.protocol.verifier:
             said += ["true", STATES[item.states[at.halfway]]]
         return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
-        """The verifier's chat but under bisection: the chain, with committed states between its moves, or with one of its moves."""
+        """The verifier's chat but under bisection: the chain, with committed states between its moves, or with one of
+        its moves."""
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):
             said += [MOVES[move]] if committed is None else [MOVES[move], STATES[committed[place]]]
@@ -224,7 +262,9 @@ class StateTrackingInWords(LanguageScenario):
             for place, state in zip(places, needed, strict=True):
                 likely = [item.states[place], state] * 4
                 said.append(state if lies else random.choice([*likely, random.randrange(len(STATES))]))
-            return " ".join(STATES[item.states[place] if item.y else state] for place, state in zip(places, said, strict=True))
+            return " ".join(
+                STATES[item.states[place] if item.y else state] for place, state in zip(places, said, strict=True)
+            )
         if last and agent == self.protocol.verifier:
             return VERDICTS[item.y]
         return random.choice([word for word in self.choices(dialogue, agent) if word not in VERDICTS])
@@ -254,13 +294,19 @@ def _dispute(dialogue: Dialogue) -> Dispute:
 
 def _said_by(dialogue: Dialogue, agent: str | None) -> list[str]:
     """The message of each turn of `agent`, "" of one without a usable reply."""
-    return [next(iter(turn.messages.values()), "") for turns in dialogue.rounds for turn in turns if turn.agent == agent]
+    return [
+        next(iter(turn.messages.values()), "") for turns in dialogue.rounds for turn in turns if turn.agent == agent
+    ]
 
 
 def _known(item: ChainItem, with_claimed: bool) -> list[str]:
-    """Places with their true states and, for who commits, the states from which the claim would follow (the true ones of a true claim)."""
+    """Places with their true states and, for who commits, the states from which the claim would follow (the true ones
+    of a true claim)."""
     chains = zip(item.states, _claimed(item), strict=True) if with_claimed else zip(item.states, strict=True)
-    return ["states", *(word for place, states in enumerate(chains) for word in (str(place), *(STATES[state] for state in states)))]
+    return [
+        "states",
+        *(word for place, states in enumerate(chains) for word in (str(place), *(STATES[state] for state in states))),
+    ]
 
 
 def _claimed(item: ChainItem) -> tuple[int, ...]:

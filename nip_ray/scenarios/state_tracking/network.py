@@ -1,4 +1,5 @@
-"""The network of one agent: a transformer over tokens that each name a state or a move, a place, and what is known of it there."""
+"""The network of one agent: a transformer over tokens that each name a state or a move, a place, and what is known of
+it there."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -19,21 +20,27 @@ Says = Literal["state", "half", "move", "part", "pair"] | None
 NOTHING = NUM_STATES + len(GENERATORS)
 """The token of what has not been said yet; states come first, then moves."""
 TRUTH, COMMITTED, MOVE, LOW, HIGH, MIDDLE, DISPUTED = range(7)
-"""What a token is: the true state at a place, a committed one, a move of the chain, an end of the interval in dispute, its middle, the
-move that is left of it."""
+"""What a token is: the true state at a place, a committed one, a move of the chain, an end of the interval in dispute,
+its middle, the move that is left of it."""
 REACHED, NEEDED, FOLLOWS, STATED, LEFT, RIGHT, ROOT, OVER, CONTRADICTED = range(7, 16)
-"""With an estimator also: the state half way to which the low end leads, the one that leads to the high end, the state to which the middle
-leads; the estimates of the claim and of its parts; and the rest of `nip_ray.scenarios.state_tracking.estimates.Claims`."""
+"""With an estimator also: the state half way to which the low end leads, the one that leads to the high end, the state
+to which the middle leads; the estimates of the claim and of its parts; and the rest of
+`nip_ray.scenarios.state_tracking.estimates.Claims`."""
 
 
 class ChainBody(nn.Module):
-    """Sums the embeddings of what each token is, then attends. The same sizes for every agent, so that bodies can be handed over."""
+    """Sums the embeddings of what each token is, then attends. The same sizes for every agent, so that bodies can be
+    handed over."""
 
     def __init__(self, settings: StateAgentSettings, length: int, role_L: Tensor) -> None:
         super().__init__()
         d = settings.d
         roles = 1 + (DISPUTED if int(role_L.max()) <= DISPUTED else CONTRADICTED)
-        self.token, self.place, self.role = nn.Embedding(NOTHING + 1, d), nn.Embedding(length + 1, d), nn.Embedding(roles, d)
+        self.token, self.place, self.role = (
+            nn.Embedding(NOTHING + 1, d),
+            nn.Embedding(length + 1, d),
+            nn.Embedding(roles, d),
+        )
         for table in (self.token, self.place, self.role):
             nn.init.normal_(table.weight, std=d**-0.5)
         layers = [
@@ -53,9 +60,9 @@ class ChainBody(nn.Module):
 class StateAgent(nn.Module):
     """Policy and value over one body. `random` agents answer with constant zero logits and have nothing to train.
 
-    says: `state` (one of five at each of `slots`), `half` (left 0, right 1, at the one slot), `move` (which of `slots`), `pair` (estimates
-    of both parts), `part` (a state while the slot holds none, then one of both parts with the state in which it ends), or nothing (None).
-    The other factors of its messages are not in play.
+    says: `state` (one of five at each of `slots`), `half` (left 0, right 1, at the one slot), `move` (which of
+    `slots`), `pair` (estimates of both parts), `part` (a state while the slot holds none, then one of both parts with
+    the state in which it ends), or nothing (None). The other factors of its messages are not in play.
     """
 
     def __init__(
@@ -81,7 +88,9 @@ class StateAgent(nn.Module):
         self.value_head = nn.Linear(settings.d, 1)
         self.told = nn.Linear(told, settings.d, bias=False) if told else None
 
-    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+    def forward(
+        self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
+    ) -> tuple[Policy | None, Tensor | None]:
         """The action distribution and the value (N,) of N turns; each only if wanted."""
         hidden_NLD = self.body_(obs["token"], obs["place"], None if self.told is None else self.told(obs["told"]))
         mean_ND = hidden_NLD.mean(1)
@@ -117,7 +126,10 @@ class StateAgent(nn.Module):
             return []
         factor = self.settings.agent_lr_factor
         actor = [
-            p for part in (self.body_, self.told, self.message_head, self.decision_head) if part is not None for p in part.parameters()
+            p
+            for part in (self.body_, self.told, self.message_head, self.decision_head)
+            if part is not None
+            for p in part.parameters()
         ]
         return [
             ParameterGroup("actor", "all", actor, factor.actor),

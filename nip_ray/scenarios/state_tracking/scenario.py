@@ -1,14 +1,16 @@
 """State tracking as tensors: messages are symbols (a state, a half, or the number of a move), observations are tokens.
 
 Decisions that matter here:
-- under bisection a turn sees the interval in dispute with its two committed states and nothing older: positions are few, so the worst
-  case over all lies is exact (`exact_figures`);
-- under nip, adp and debate the prover's first message commits to all states between start and claim. It is not told what the verifier
-  asks, so a question asked before binds it as well. Whoever points names a move; the latest one named is shown to the verifier with
-  the two committed states around it. Where nobody points (adp) it reads them all;
-- the verifier sees the moves of the chain but under bisection, where it sees the one that is left. Provers see the true states;
-- with an estimator see `nip_ray.scenarios.state_tracking.estimates`. Prover and estimator are shown where the ends of a claim lead, the
-  verifier the move that is left and what was made of the estimates; nobody is told where in the chain it is.
+- under bisection a turn sees the interval in dispute with its two committed states and nothing older: positions are
+  few, so the worst case over all lies is exact (`exact_figures`);
+- under nip, adp and debate the prover's first message commits to all states between start and claim. It is not told
+  what the verifier asks, so a question asked before binds it as well. Whoever points names a move; the latest one named
+  is shown to the verifier with the two committed states around it. Where nobody points (adp) it reads them all;
+- the verifier sees the moves of the chain but under bisection, where it sees the one that is left. Provers see the true
+  states;
+- with an estimator see `nip_ray.scenarios.state_tracking.estimates`. Prover and estimator are shown where the ends of a
+  claim lead, the verifier the move that is left and what was made of the estimates; nobody is told where in the chain
+  it is.
 """
 
 from collections.abc import Mapping
@@ -71,8 +73,9 @@ _ROWS = 4096  # positions that networks are asked about at once
 
 @dataclass(frozen=True)
 class Said:
-    """What N dialogues have come to. low_N, high_N: the places in dispute (0 and 0 before anybody pointed at a move). low_state_N,
-    high_state_N, middle_N: the states committed there, -1 for none. committed_NP: all committed states, -1 for none."""
+    """What N dialogues have come to. low_N, high_N: the places in dispute (0 and 0 before anybody pointed at a move).
+    low_state_N, high_state_N, middle_N: the states committed there, -1 for none. committed_NP: all committed states, -1
+    for none."""
 
     low_N: Tensor
     high_N: Tensor
@@ -92,7 +95,9 @@ class StateTracking(Scenario):
 
     name = "state_tracking"
 
-    def __init__(self, protocol: Protocol, settings: StateTrackingSettings, agents: Mapping[str, StateAgentSettings]) -> None:
+    def __init__(
+        self, protocol: Protocol, settings: StateTrackingSettings, agents: Mapping[str, StateAgentSettings]
+    ) -> None:
         self.protocol, self.settings, self.agents = protocol, settings, dict(agents)
         self.seats = seats_of(protocol, settings)
         self.chains = draw_chains(settings, 0)
@@ -111,7 +116,11 @@ class StateTracking(Scenario):
 
     def instance_content(self, id_N: Tensor) -> dict[str, Tensor]:
         """Moves (N, n), states (N, n + 1) and claims (N,)."""
-        return {"move": self.chains.move_IT[id_N], "state": self.chains.state_IP[id_N], "claim": self.chains.claim_I[id_N]}
+        return {
+            "move": self.chains.move_IT[id_N],
+            "state": self.chains.state_IP[id_N],
+            "claim": self.chains.claim_I[id_N],
+        }
 
     def occurring(self) -> Tensor:
         """Counted by start and moves, whatever is claimed."""
@@ -169,7 +178,11 @@ class StateTracking(Scenario):
             return "state", (role_L == TRUTH).nonzero().flatten()[1:-1], role_L
         if agent == self.seats.pointer:
             moves = (role_L == MOVE).nonzero().flatten()
-            return "move", moves if agent == self.protocol.verifier else (role_L == COMMITTED).nonzero().flatten()[1:], role_L
+            return (
+                "move",
+                moves if agent == self.protocol.verifier else (role_L == COMMITTED).nonzero().flatten()[1:],
+                role_L,
+            )
         return None, torch.zeros(0, dtype=torch.int64), role_L
 
     def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
@@ -178,9 +191,9 @@ class StateTracking(Scenario):
 
     @torch.no_grad()
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """Under bisection, prover_estimator, and nip with one question: soundness against every lie and completeness against every opponent
-        (with an estimator: against every estimator, with a prover that tells the truth), of the sampled policies on the first `num_exact`
-        held-out chains."""
+        """Under bisection, prover_estimator, and nip with one question: soundness against every lie and completeness
+        against every opponent (with an estimator: against every estimator, with a prover that tells the truth), of the
+        sampled policies on the first `num_exact` held-out chains."""
         protocol, seats, id_I = self.protocol, self.seats, self.ids("test")[: self.settings.num_exact]
         false_I, true_I = (id_I[self.label_I[id_I] == label] for label in (0, 1))
         if not (seats.bisects or one_question_is_asked(protocol)) or not len(false_I) or not len(true_I):
@@ -192,7 +205,9 @@ class StateTracking(Scenario):
 
         verifier = protocol.verifier
         if self.walks is not None:
-            worst = worst_acceptance_of_estimates(false, *(self._asks(networks, agent, false_I) for agent in ("estimator", "verifier")))
+            worst = worst_acceptance_of_estimates(
+                false, *(self._asks(networks, agent, false_I) for agent in ("estimator", "verifier"))
+            )
             least = least_acceptance_of_estimates(true, self._asks(networks, "verifier", true_I))
         elif seats.bisects:
             worst = worst_acceptance(false, chances(seats.pointer, false_I), chances(verifier, false_I))
@@ -224,14 +239,16 @@ class StateTracking(Scenario):
         """What the estimator or the verifier does at claims about the chains `id_I`; see `Asked`."""
 
         def asked(at: Claims) -> Tensor:
-            said_NS, decided_N3 = self._asked(networks[agent], agent, self._tokens_of_claims(agent, replace(at, item_N=id_I[at.item_N])))
+            said_NS, decided_N3 = self._asked(
+                networks[agent], agent, self._tokens_of_claims(agent, replace(at, item_N=id_I[at.item_N]))
+            )
             return decided_N3[:, ACCEPT] if agent == self.protocol.verifier else said_NS[:, : len(PAIRS)]
 
         return asked
 
     def _asked(self, network: nn.Module, agent: str, tokens: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Probabilities (N, S) of the first symbol that `agent` says and (N, 3) of its decisions (of none: empty). Equal observations, such
-        as those of one move, are looked at once."""
+        """Probabilities (N, S) of the first symbol that `agent` says and (N, 3) of its decisions (of none: empty).
+        Equal observations, such as those of one move, are looked at once."""
         width = tokens["token"].shape[1]
         seen_UX, place_N = torch.unique(torch.cat([tokens["token"], tokens["place"]], 1), dim=0, return_inverse=True)
         said, decided = [], []
@@ -244,7 +261,8 @@ class StateTracking(Scenario):
         return torch.cat(said)[place_N], torch.cat(decided)[place_N]
 
     def _layout(self, agent: str) -> list[tuple[int, str, int]]:
-        """What `agent` sees: (what a token is, where it comes from, its place); a place of -1 is part of what was said."""
+        """What `agent` sees: (what a token is, where it comes from, its place); a place of -1 is part of what was
+        said."""
         places, verifier = range(self.settings.length + 1), agent == self.protocol.verifier
         made: list[tuple[int, str, int]] = []
         if not verifier:
@@ -265,7 +283,9 @@ class StateTracking(Scenario):
         """The tokens of `_layout` and their places."""
         state_NP, move_NT = self.chains.state_IP[id_N], self.chains.move_IT[id_N] + NUM_STATES
         left_N = now.high_N - now.low_N == 1
-        disputed_N = torch.where(left_N, move_NT.gather(1, now.low_N.clamp(max=move_NT.shape[1] - 1)[:, None]).squeeze(1), NOTHING)
+        disputed_N = torch.where(
+            left_N, move_NT.gather(1, now.low_N.clamp(max=move_NT.shape[1] - 1)[:, None]).squeeze(1), NOTHING
+        )
         sources = {
             "truth": state_NP,
             "moves": move_NT,
@@ -279,7 +299,9 @@ class StateTracking(Scenario):
         places = {"low": now.low_N, "high": now.high_N, "middle": (now.low_N + now.high_N) // 2, "disputed": now.low_N}
         layout = self._layout(agent)
         token_NL = torch.stack([sources[source] if p < 0 else sources[source][:, p] for _, source, p in layout], 1)
-        place_NL = torch.stack([places[source] * (not blind) if p < 0 else torch.full_like(id_N, p) for _, source, p in layout], 1)
+        place_NL = torch.stack(
+            [places[source] * (not blind) if p < 0 else torch.full_like(id_N, p) for _, source, p in layout], 1
+        )
         return {"token": torch.where(token_NL < 0, NOTHING, token_NL), "place": place_NL}
 
     def _tokens_of_claims(self, agent: str, claims: Claims) -> dict[str, Tensor]:
@@ -297,7 +319,9 @@ class StateTracking(Scenario):
             STATED: claims.stated_N,
             LEFT: torch.where(claims.pair_N < 0, -1, claims.pair_N // len(WORDS)),
             RIGHT: torch.where(claims.pair_N < 0, -1, claims.pair_N % len(WORDS)),
-            DISPUTED: torch.where(claims.high_N - claims.low_N == 1, self.chains.move_IT[item_N, left_N] + NUM_STATES, -1),
+            DISPUTED: torch.where(
+                claims.high_N - claims.low_N == 1, self.chains.move_IT[item_N, left_N] + NUM_STATES, -1
+            ),
             ROOT: claims.root_N,
             OVER: claims.over_N,
             CONTRADICTED: claims.contradicted_N,
@@ -313,8 +337,12 @@ class StateTracking(Scenario):
         for r in range(1, self.protocol.max_rounds - 1, 2):
             middle_N, half_N = committed_NR[:, r - 1], (low_N + high_N) // 2
             over_N, right_N = round_N > r, chosen_NR[:, r] == 1
-            low_N, low_state_N = (torch.where(over_N & right_N, new, old) for new, old in ((half_N, low_N), (middle_N, low_state_N)))
-            high_N, high_state_N = (torch.where(over_N & ~right_N, new, old) for new, old in ((half_N, high_N), (middle_N, high_state_N)))
+            low_N, low_state_N = (
+                torch.where(over_N & right_N, new, old) for new, old in ((half_N, low_N), (middle_N, low_state_N))
+            )
+            high_N, high_state_N = (
+                torch.where(over_N & ~right_N, new, old) for new, old in ((half_N, high_N), (middle_N, high_state_N))
+            )
         just_N = (round_N % 2 == 1) & (round_N < self.protocol.max_rounds)
         middle_N = committed_NR.gather(1, (round_N - 1).clamp(min=0)[:, None]).squeeze(1)
         return Said(low_N, high_N, low_state_N, high_state_N, torch.where(just_N, middle_N, -1), self._ends(id_N))
@@ -350,5 +378,6 @@ class StateTracking(Scenario):
 
 
 def build_state_tracking(protocol: Protocol, settings: Any) -> StateTracking:
-    """The scenario of `settings` (StateTrackingSettings). Raises UserError for a protocol under which it is not played."""
+    """The scenario of `settings` (StateTrackingSettings). Raises UserError for a protocol under which it is not
+    played."""
     return StateTracking(protocol, settings, agents_of(protocol, settings.agents, StateAgentSettings))

@@ -1,4 +1,5 @@
-"""Who does what under each protocol: one commits to states, one points (at a half, or at a move), the verifier sees what is pointed at."""
+"""Who does what under each protocol: one commits to states, one points (at a half, or at a move), the verifier sees
+what is pointed at."""
 
 from dataclasses import dataclass
 
@@ -9,9 +10,9 @@ from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 @dataclass(frozen=True)
 class Seats:
-    """committer: who commits to states, the middle one of an interval under bisection, else all of the chain in its first message; None
-    where the verifier is alone. pointer: who keeps a half or names a move, None where nobody does. bisects: see `committer`. estimator: who
-    then says how likely both halves are, None where nobody does."""
+    """committer: who commits to states, the middle one of an interval under bisection, else all of the chain in its
+    first message; None where the verifier is alone. pointer: who keeps a half or names a move, None where nobody does.
+    bisects: see `committer`. estimator: who then says how likely both halves are, None where nobody does."""
 
     committer: str | None
     pointer: str | None
@@ -20,7 +21,8 @@ class Seats:
 
 
 def seats_of(protocol: Protocol, settings: ChainSettings) -> Seats:
-    """Who does what under `protocol`. Raises UserError for one under which chains are not argued about, or of another length."""
+    """Who does what under `protocol`. Raises UserError for one under which chains are not argued about, or of another
+    length."""
     for fault in chain_faults(settings, protocol.name, protocol.max_rounds):
         raise UserError(fault)
     if not protocol.provers:

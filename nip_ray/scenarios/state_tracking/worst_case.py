@@ -1,10 +1,12 @@
-"""What a verifier accepts at worst: exact, by backward induction over all that a prover or an opponent can say of a chain.
+"""What a verifier accepts at worst: exact, by backward induction over all that a prover or an opponent can say of a
+chain.
 
 Decisions that matter here:
-- whoever moves is given as a function from many positions to probabilities at once, so that networks and language models are asked in
-  few calls; a position is all that they may look at (an interval, its two committed states, the middle), so it determines the rest;
-- only positions that can be reached are asked about: the first state of a chain and its claim are given. They are some 1,200 a chain
-  of 16 moves, where there are 5^15 chains of committed states;
+- whoever moves is given as a function from many positions to probabilities at once, so that networks and language
+  models are asked in few calls; a position is all that they may look at (an interval, its two committed states, the
+  middle), so it determines the rest;
+- only positions that can be reached are asked about: the first state of a chain and its claim are given. They are some
+  1,200 a chain of 16 moves, where there are 5^15 chains of committed states;
 - shares that a function leaves over (a verifier that stays undecided) count as not accepted.
 """
 
@@ -19,8 +21,9 @@ from nip_ray.scenarios.state_tracking.chains import NUM_STATES, Chains
 
 @dataclass(frozen=True)
 class Positions:
-    """N positions of a bisection. item_N: the row of the chain. low_N, high_N: the places in dispute. low_state_N, high_state_N: the states
-    committed there. middle_N: the state committed half way (-1 where that is still to come, or where one move is left)."""
+    """N positions of a bisection. item_N: the row of the chain. low_N, high_N: the places in dispute. low_state_N,
+    high_state_N: the states committed there. middle_N: the state committed half way (-1 where that is still to come, or
+    where one move is left)."""
 
     item_N: Tensor
     low_N: Tensor
@@ -31,12 +34,14 @@ class Positions:
 
 
 Chances = Callable[[Positions], Tensor]
-"""Probabilities at N positions: (N,) of keeping the right half or of accepting, (N, 5) of the states that may be committed to."""
+"""Probabilities at N positions: (N,) of keeping the right half or of accepting, (N, 5) of the states that may be
+committed to."""
 
 
 def worst_acceptance(chains: Chains, keeps_right: Chances, accepts: Chances) -> Tensor:
-    """(I,) float64: how probably each claim is accepted when all commitments are those that serve it best (for false claims: the
-    soundness error against every lie). keeps_right: whoever chooses the half. accepts: the verifier, of one move and two states."""
+    """(I,) float64: how probably each claim is accepted when all commitments are those that serve it best (for false
+    claims: the soundness error against every lie). keeps_right: whoever chooses the half. accepts: the verifier, of one
+    move and two states."""
 
     def best_commitment(width: int, left: Tensor, right: Tensor) -> Tensor:
         right_share = _ask(chains, width, keeps_right, with_middle=True)
@@ -46,8 +51,9 @@ def worst_acceptance(chains: Chains, keeps_right: Chances, accepts: Chances) -> 
 
 
 def least_acceptance(chains: Chains, commits: Chances | None, accepts: Chances) -> Tensor:
-    """(I,) float64: how probably each claim is accepted when all halves are kept that hurt it most (for true claims: the completeness
-    against every opponent). commits: the prover, None for one that always commits to the true states."""
+    """(I,) float64: how probably each claim is accepted when all halves are kept that hurt it most (for true claims:
+    the completeness against every opponent). commits: the prover, None for one that always commits to the true
+    states."""
 
     def worst_half(width: int, left: Tensor, right: Tensor) -> Tensor:
         least = torch.minimum(left, right)
@@ -60,8 +66,8 @@ def least_acceptance(chains: Chains, commits: Chances | None, accepts: Chances) 
 
 
 def worst_acceptance_of_chain(chains: Chains, question_IT: Tensor, accepts: Chances) -> Tensor:
-    """(I,) float64: as `worst_acceptance` where the prover commits to a whole chain of states, unaware of the question, and the verifier
-    then sees one move of it. question_IT: (I, n), how probably it looks at each move."""
+    """(I,) float64: as `worst_acceptance` where the prover commits to a whole chain of states, unaware of the question,
+    and the verifier then sees one move of it. question_IT: (I, n), how probably it looks at each move."""
     gain = question_IT.double()[:, :, None, None] * _leaves(chains, accepts)
     reached_IB = torch.full((len(gain), NUM_STATES), -torch.inf, dtype=torch.float64)
     reached_IB.scatter_(1, chains.state_IP[:, :1].cpu(), 0.0)
@@ -71,7 +77,8 @@ def worst_acceptance_of_chain(chains: Chains, question_IT: Tensor, accepts: Chan
 
 
 def acceptance_of_truth(chains: Chains, question_IT: Tensor, accepts: Chances) -> Tensor:
-    """(I,) float64: how probably true claims are accepted where the prover commits to the true chain; see `worst_acceptance_of_chain`."""
+    """(I,) float64: how probably true claims are accepted where the prover commits to the true chain; see
+    `worst_acceptance_of_chain`."""
     leaf_ITAB = _leaves(chains, accepts)
     item_I1, step_1T = torch.arange(len(leaf_ITAB))[:, None], torch.arange(chains.length)[None]
     state_IP = chains.state_IP.cpu()
@@ -79,7 +86,8 @@ def acceptance_of_truth(chains: Chains, question_IT: Tensor, accepts: Chances) -
 
 
 def truthful(chains: Chains) -> Chances:
-    """The best opponent of lies: it keeps the right half where the committed middle is the true state, else the left half."""
+    """The best opponent of lies: it keeps the right half where the committed middle is the true state, else the left
+    half."""
 
     def keeps_right(at: Positions) -> Tensor:
         return (chains.state_IP[at.item_N, (at.low_N + at.high_N) // 2] == at.middle_N).double()
@@ -88,7 +96,8 @@ def truthful(chains: Chains) -> Chances:
 
 
 def _induction(chains: Chains, accepts: Chances, merge: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
-    """(I,): the value at the root. merge: (width, values of the left and of the right half (I, J, A, B, M)) -> values (I, J, A, B)."""
+    """(I,): the value at the root. merge: (width, values of the left and of the right half (I, J, A, B, M)) -> values
+    (I, J, A, B)."""
     value_IJAB, width = _leaves(chains, accepts), 1
     while width < chains.length:
         width *= 2
@@ -103,8 +112,9 @@ def _leaves(chains: Chains, accepts: Chances) -> Tensor:
 
 
 def _ask(chains: Chains, width: int, chances: Chances, with_middle: bool) -> Tensor:
-    """float64, 0 at what cannot be reached: `chances` at all intervals of `width` (J of them), with all states at their ends and, if asked,
-    in the middle: (I, J, A, B), (I, J, A, B, M), or (I, J, A, B, M) of a function that gives M probabilities."""
+    """float64, 0 at what cannot be reached: `chances` at all intervals of `width` (J of them), with all states at their
+    ends and, if asked, in the middle: (I, J, A, B), (I, J, A, B, M), or (I, J, A, B, M) of a function that gives M
+    probabilities."""
     count, intervals = len(chains.claim_I), chains.length // width
     shape = (count, intervals, NUM_STATES, NUM_STATES, *([NUM_STATES] if with_middle else []))
     start, claim = chains.state_IP[:, :1].cpu(), chains.claim_I[:, None].cpu()
@@ -112,9 +122,16 @@ def _ask(chains: Chains, width: int, chances: Chances, with_middle: bool) -> Ten
     reached = torch.ones(shape[:4], dtype=torch.bool)
     reached[:, 0] &= (state_1K == start)[:, :, None]
     reached[:, -1] &= (state_1K == claim)[:, None, :]
-    item_N, interval_N, low_N, high_N, *middle = (reached[..., None].expand(shape) if with_middle else reached).nonzero().unbind(1)
+    item_N, interval_N, low_N, high_N, *middle = (
+        (reached[..., None].expand(shape) if with_middle else reached).nonzero().unbind(1)
+    )
     at = Positions(
-        item_N, interval_N * width, (interval_N + 1) * width, low_N, high_N, middle[0] if middle else torch.full_like(item_N, -1)
+        item_N,
+        interval_N * width,
+        (interval_N + 1) * width,
+        low_N,
+        high_N,
+        middle[0] if middle else torch.full_like(item_N, -1),
     )
     device = chains.claim_I.device
     found = chances(Positions(*(getattr(at, name).to(device) for name in at.__dataclass_fields__))).double().cpu()

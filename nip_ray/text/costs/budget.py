@@ -1,10 +1,11 @@
 """A limit on spending, and limits on the rate of calls, for one process; `nip_ray.text.costs.shared` has both for many.
 
 Decisions that matter here:
-- what a call or job can cost at most is reserved before it is sent, and settled by what it did cost. Spent + uncertain + reserved never
-  exceeds the limit, however many calls are in flight, as long as providers bill no more than the worst case;
-- when only the reservations of calls stand in the way, `reserve` waits, first come first served, until they are settled. What was spent
-  and what is held for jobs leaves no room by waiting: then it raises at once;
+- what a call or job can cost at most is reserved before it is sent, and settled by what it did cost. Spent + uncertain
+  + reserved never exceeds the limit, however many calls are in flight, as long as providers bill no more than the worst
+  case;
+- when only the reservations of calls stand in the way, `reserve` waits, first come first served, until they are
+  settled. What was spent and what is held for jobs leaves no room by waiting: then it raises at once;
 - an attempt that got no answer may have been billed: its worst case moves to `uncertain`, which counts as spent.
 """
 
@@ -22,7 +23,8 @@ from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_u
 
 
 class Reservation:
-    """Money set aside for one call or job. Exactly one of `settle`, `lose` and `release` ends it; later ones do nothing."""
+    """Money set aside for one call or job. Exactly one of `settle`, `lose` and `release` ends it; later ones do
+    nothing."""
 
     def __init__(self, amount: Amount, close: Callable[[Amount, Spending], None]) -> None:
         """close: takes what was set aside and what of it was spent."""
@@ -52,7 +54,8 @@ class Reservation:
 
 
 class BudgetLike(Protocol):
-    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
+    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in
+    dollars."""
 
     in_usd: bool
 
@@ -127,7 +130,8 @@ class Budget:
             raise
 
     async def reserve_for_jobs(self, amount: Amount) -> Reservation:
-        """Set `amount` aside for jobs, which may take days: nobody waits for it to come back. Waits and raises as `reserve` does."""
+        """Set `amount` aside for jobs, which may take days: nobody waits for it to come back. Waits and raises as
+        `reserve` does."""
         await self.reserve(amount)
         with self._lock:
             self._held += amount
@@ -141,7 +145,8 @@ class Budget:
         self.settle(released, spending)
 
     def settle(self, released: Amount, spending: Spending) -> None:
-        """Give `released` back, which was set aside, and book what of it was spent; those who wait and can be served now are."""
+        """Give `released` back, which was set aside, and book what of it was spent; those who wait and can be served
+        now are."""
         with self._lock:
             self._reserved -= released
             self._spent.add(spending)
@@ -189,16 +194,19 @@ class Budget:
             limit = self._settings.usd
         used, held, asked, least = numbers
         return (
-            f"the budget is used up: of {limit} {unit} (budget.{key}) {used} are or may be spent and {held} are reserved for fine-tuning "
-            f"jobs; what comes next may take {asked}. Resume the run with a budget.{key} of at least {least} to continue"
+            f"the budget is used up: of {limit} {unit} (budget.{key}) {used} are or may be spent and {held} are"
+            f" reserved for fine-tuning jobs; what comes next may take {asked}. Resume the run with a budget.{key} of"
+            f" at least {least} to continue"
         )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # How fast calls may go: requests and tokens per minute, kept by token buckets.
 #
-# - a bucket holds what comes in `BURST_S` seconds (at least one request), so that in no minute more than the limit and one such burst
-#   goes out; providers cut their minutes into slices of about that length. A call that needs more tokens than the bucket can hold waits
+# - a bucket holds what comes in `BURST_S` seconds (at least one request), so that in no minute more than the limit and
+# one such burst
+# goes out; providers cut their minutes into slices of about that length. A call that needs more tokens than the bucket
+# can hold waits
 #   for it to be full and leaves a debt;
 # - first come, first served: whoever waits is not overtaken by a smaller call;
 # - a 429 is an order to all callers of a key: `pause` holds everyone back for as long as the provider asked.
@@ -226,7 +234,8 @@ class Throttle(Protocol):
 
 
 class Bucket:
-    """One token bucket; pure, times are given. level: what may go out now; negative after a call that was larger than the bucket."""
+    """One token bucket; pure, times are given. level: what may go out now; negative after a call that was larger than
+    the bucket."""
 
     def __init__(self, per_minute: float | None, now: float) -> None:
         """per_minute: how fast it fills (None: it is endless)."""

@@ -1,13 +1,14 @@
 """Costs of calls and jobs, in whole picodollars (1e-12 US dollars), and what was spent.
 
 Decisions that matter here:
-- a price of p dollars per million tokens is p * 10^6 picodollars per token: whole for prices with up to six decimals (finer ones are
-  rounded up), so that costs are integers and sums are exact in any order;
-- the worst case of a prompt is one token per byte of UTF-8: no tokenizer that falls back to bytes (those of all large providers, and
-  byte models) can need more. That is about four times what English text needs. Only what is set aside depends on it, never what is
-  booked: near its end a budget lets fewer calls fly at once, and leaves less than one such worst case unspent;
-- of providers' discounts only that for cached prompts is modelled, where the table has its price: what is booked can be more than the
-  bill, never less.
+- a price of p dollars per million tokens is p * 10^6 picodollars per token: whole for prices with up to six decimals
+  (finer ones are rounded up), so that costs are integers and sums are exact in any order;
+- the worst case of a prompt is one token per byte of UTF-8: no tokenizer that falls back to bytes (those of all large
+  providers, and byte models) can need more. That is about four times what English text needs. Only what is set aside
+  depends on it, never what is booked: near its end a budget lets fewer calls fly at once, and leaves less than one such
+  worst case unspent;
+- of providers' discounts only that for cached prompts is modelled, where the table has its price: what is booked can be
+  more than the bill, never less.
 """
 
 import math
@@ -32,8 +33,8 @@ OVERHEAD_TOKENS = 32
 
 @dataclass(frozen=True)
 class Price:
-    """Picodollars per token. input: of prompts. output: of replies. training: once per epoch. cached: of prompts that the provider had
-    cached (none: as `input`).
+    """Picodollars per token. input: of prompts. output: of replies. training: once per epoch. cached: of prompts that
+    the provider had cached (none: as `input`).
     """
 
     input: int = 0
@@ -45,14 +46,16 @@ class Price:
 def price(settings: PriceSettings) -> Price:
     """Prices per token from prices per million tokens."""
     cached = None if settings.cached_input is None else _pusd_per_token(settings.cached_input)
-    return Price(_pusd_per_token(settings.input), _pusd_per_token(settings.output), _pusd_per_token(settings.training), cached)
+    return Price(
+        _pusd_per_token(settings.input), _pusd_per_token(settings.output), _pusd_per_token(settings.training), cached
+    )
 
 
 def price_of(prices: Mapping[str, PriceSettings], model: str) -> Price | None:
     """The price of `model`, None when the table has none.
 
-    The longest entry that begins the model's name counts; for a fine-tuned model (`ft:BASE:ORGANISATION:SUFFIX:ID`) that no entry begins,
-    the longest that begins its base's name; then `_default`.
+    The longest entry that begins the model's name counts; for a fine-tuned model (`ft:BASE:ORGANISATION:SUFFIX:ID`)
+    that no entry begins, the longest that begins its base's name; then `_default`.
     """
     names = [model, *([model.split(":")[1]] if model.startswith("ft:") else [])]
     for name in names:
@@ -73,22 +76,27 @@ class PriceList:
         self._known: dict[str, Price] = {}
 
     def of(self, model: str) -> Price:
-        """The price of `model`. One that is not listed costs nothing, with a warning the first time; raises UserError where `needed`."""
+        """The price of `model`. One that is not listed costs nothing, with a warning the first time; raises UserError
+        where `needed`."""
         if model not in self._known:
             found = price_of(self._prices, model)
             if found is None and self._needed:
                 raise UserError(
-                    f"provider.prices: no price for {model!r}, and budget.usd cannot be kept without; add it (dollars per million tokens: "
-                    f"input, output, training), or {DEFAULT!r} for all models that are not listed, or set budget.tokens instead"
+                    f"provider.prices: no price for {model!r}, and budget.usd cannot be kept without; add it (dollars"
+                    f" per million tokens: input, output, training), or {DEFAULT!r} for all models that are not listed,"
+                    " or set budget.tokens instead"
                 )
             if found is None:
-                warnings.warn(f"provider.prices has no price for {model!r}: its calls are counted as free", stacklevel=3)
+                warnings.warn(
+                    f"provider.prices has no price for {model!r}: its calls are counted as free", stacklevel=3
+                )
             self._known[model] = found or Price()
         return self._known[model]
 
 
 def price_list(provider: ProviderSettings, needed: bool = False) -> PriceList:
-    """The prices of a provider's models; those without a price table cost nothing. needed: a budget in dollars is set."""
+    """The prices of a provider's models; those without a price table cost nothing. needed: a budget in dollars is
+    set."""
     return PriceList(getattr(provider, "prices", {DEFAULT: PriceSettings()}), needed)
 
 
@@ -99,7 +107,8 @@ def call_cost(price: Price, prompt_tokens: int, completion_tokens: int, cached_t
 
 
 def worst_prompt_tokens(messages: Chat) -> int:
-    """The most tokens that `messages` can be: a token per byte of UTF-8, and the chat template around each message and the reply."""
+    """The most tokens that `messages` can be: a token per byte of UTF-8, and the chat template around each message and
+    the reply."""
     return _bytes(messages) + OVERHEAD_TOKENS * (len(messages) + 1)
 
 
@@ -166,8 +175,9 @@ def worst_case(price: Price, messages: Chat, max_tokens: int) -> Amount:
 
 @dataclass
 class ModelSpending:
-    """Spending on one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two. pusd: picodollars of
-    all of them. answered_by: how many calls each model (with its fingerprint) answered, as the provider names them.
+    """Spending on one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two.
+    pusd: picodollars of all of them. answered_by: how many calls each model (with its fingerprint) answered, as the
+    provider names them.
     """
 
     calls: int = 0
@@ -180,12 +190,15 @@ class ModelSpending:
     answered_by: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: "ModelSpending") -> "ModelSpending":
-        return ModelSpending(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return ModelSpending(
+            *(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True))
+        )
 
 
 @dataclass
 class Spending:
-    """Exact sums of spending. models: by name. uncertain: of attempts that got no answer and may have been billed; at most."""
+    """Exact sums of spending. models: by name. uncertain: of attempts that got no answer and may have been billed; at
+    most."""
 
     models: dict[str, ModelSpending] = field(default_factory=dict)
     jobs: int = 0
@@ -236,7 +249,13 @@ class Spending:
             for model, row in sorted(self.models.items())
         }
         uncertain = usd(self.uncertain.pusd)
-        return {"jobs": self.jobs, "tokens": amount.tokens, "usd": usd(amount.pusd), "uncertain_usd": uncertain, "detail": detail}
+        return {
+            "jobs": self.jobs,
+            "tokens": amount.tokens,
+            "usd": usd(amount.pusd),
+            "uncertain_usd": uncertain,
+            "detail": detail,
+        }
 
 
 def sum_of(parts: Iterable[Spending]) -> Spending:
@@ -250,7 +269,8 @@ def sum_of(parts: Iterable[Spending]) -> Spending:
 # ---------------------------------------------------------------------------------------------------------------------
 # What can go wrong between us and a provider, beyond the two exceptions of `nip_ray.errors`.
 #
-# - an exception that ends a call may carry what its lost attempts can have cost, so that the records of calls need not guess: a call
+# - an exception that ends a call may carry what its lost attempts can have cost, so that the records of calls need not
+# guess: a call
 #   that was refused is known to be free, one that got no answer is not;
 # - exceptions have one argument, their message, so that they survive being sent between Ray workers.
 
@@ -263,7 +283,8 @@ class BudgetExhausted(TrainingError):
 
 
 def with_uncertain(error: Error, uncertain: Amount) -> Error:
-    """`error`, noting what attempts of its call that got no answer may have cost (nothing: the call is known to be free)."""
+    """`error`, noting what attempts of its call that got no answer may have cost (nothing: the call is known to be
+    free)."""
     setattr(error, _UNCERTAIN, uncertain)
     return error
 

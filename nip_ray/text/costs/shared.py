@@ -1,10 +1,11 @@
 """One budget, and the limits of one key, for many workers: actors that are asked before every call.
 
 Decisions that matter here:
-- the actor of a budget keeps every open reservation and whose it is. Those of a worker that died count as uncertain (`forfeit`); what
-  such a worker had still told of them comes too late, and changes nothing;
-- the actor of a key's limits belongs to nobody in particular: whoever comes first makes it (in a sweep that is a trial), and when it has
-  ended with its maker, whoever asks next makes it again. Of pauses the new one knows nothing; providers say them again;
+- the actor of a budget keeps every open reservation and whose it is. Those of a worker that died count as uncertain
+  (`forfeit`); what such a worker had still told of them comes too late, and changes nothing;
+- the actor of a key's limits belongs to nobody in particular: whoever comes first makes it (in a sweep that is a
+  trial), and when it has ended with its maker, whoever asks next makes it again. Of pauses the new one knows nothing;
+  providers say them again;
 - a worker asks for one call at a time, so that however many calls wait, the actors still hear of those that are over;
 - the key itself goes nowhere: the actor's name is made from hashes.
 """
@@ -51,7 +52,10 @@ class BudgetKeeper:
         except BudgetExhausted as error:
             return str(error)
         except TimeoutError:
-            return "the budget is used up by calls that nobody finished; resume the run to have them counted from the records"
+            return (
+                "the budget is used up by calls that nobody finished; resume the run to have them counted from the"
+                " records"
+            )
         if self._deaths[worker] > before:  # nobody waits for it any more
             reservation.release()
             return "the worker that asked is gone"
@@ -98,7 +102,8 @@ def budget_actor(settings: BudgetSettings, spent: Spending | None = None) -> Any
 
 
 class SharedBudget:
-    """See `BudgetLike`; kept by a `budget_actor`, for the tasks of one event loop. Raises TrainingError when the actor is gone."""
+    """See `BudgetLike`; kept by a `budget_actor`, for the tasks of one event loop. Raises TrainingError when the actor
+    is gone."""
 
     def __init__(self, keeper: Any, worker: str, in_usd: bool) -> None:
         """worker: its name, unique in the run. in_usd: `budget.usd` is set."""
@@ -169,14 +174,22 @@ def limiter_name(base_url: str, api_key: str) -> str:
     return "nip_ray-limits-" + hashlib.sha256(f"{base_url.rstrip('/')}\n{key}".encode()).hexdigest()[:24]
 
 
-def limiter_actor(base_url: str, api_key: str, requests_per_minute: float | None = None, tokens_per_minute: float | None = None) -> Any:
-    """The actor, a `Limiter`, that keeps the limits of this key at this address; made by the driver, workers get the handle.
+def limiter_actor(
+    base_url: str, api_key: str, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
+) -> Any:
+    """The actor, a `Limiter`, that keeps the limits of this key at this address; made by the driver, workers get the
+    handle.
 
     A job has one for each key: asked again, it gives the same actor, which then keeps the stricter of both limits.
     """
     keeper: Any = ray.remote(Limiter)
     handle = keeper.options(
-        name=limiter_name(base_url, api_key), get_if_exists=True, num_cpus=0, max_concurrency=1000, max_restarts=-1, max_task_retries=-1
+        name=limiter_name(base_url, api_key),
+        get_if_exists=True,
+        num_cpus=0,
+        max_concurrency=1000,
+        max_restarts=-1,
+        max_task_retries=-1,
     ).remote(requests_per_minute, tokens_per_minute)
     ray.get(handle.tighten.remote(requests_per_minute, tokens_per_minute))
     return handle
@@ -184,12 +197,18 @@ def limiter_actor(base_url: str, api_key: str, requests_per_minute: float | None
 
 def limiter_of(provider: ProviderSettings) -> Any:
     """The `limiter_actor` of the provider's key. Raises UserError for a missing key."""
-    address, variable = str(provider.address or type(provider).__name__).rstrip("/"), getattr(provider, "api_key_variable", None)
-    return limiter_actor(address, "" if variable is None else secret(variable, address), *(provider.limits or (None, None)))
+    address, variable = (
+        str(provider.address or type(provider).__name__).rstrip("/"),
+        getattr(provider, "api_key_variable", None),
+    )
+    return limiter_actor(
+        address, "" if variable is None else secret(variable, address), *(provider.limits or (None, None))
+    )
 
 
 class SharedLimiter:
-    """See `Throttle`; kept by a `limiter_actor`. One that is gone is made again, or found if somebody else was quicker."""
+    """See `Throttle`; kept by a `limiter_actor`. One that is gone is made again, or found if somebody else was
+    quicker."""
 
     def __init__(self, keeper: Any, again: Callable[[], Any], clock: Clock = time.monotonic) -> None:
         """keeper: handle of the actor. again: finds or makes it; called in a thread. clock: for tests."""
@@ -210,7 +229,9 @@ class SharedLimiter:
                     except RayActorError:  # for a moment the name still stands for the one that is gone
                         await asyncio.sleep(_SEARCH_S)
             else:
-                raise TrainingError(f"the actor that keeps the rate limits was made again {_MAX_SEARCHES} times in vain; resume the run")
+                raise TrainingError(
+                    f"the actor that keeps the rate limits was made again {_MAX_SEARCHES} times in vain; resume the run"
+                )
             if (wait := self._paused_until - self._clock()) > 0:  # it was granted before the actor knew of the pause
                 await asyncio.sleep(wait)
 

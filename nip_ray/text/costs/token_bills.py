@@ -1,9 +1,11 @@
 """Tokens used by a run that learns from tokens, by group of agents, and their cost.
 
 Decisions that matter here:
-- what a model in this process computes again after a crash counts once: its counts go into the run's checkpoints, and back;
-- a hosted model is billed for what is done again. So its requests are journalled: what they can come to at most before they are sent, and
-  what they came to once they were answered. Who resumes counts all of them; one without an answer counts at its most, as uncertain;
+- what a model in this process computes again after a crash counts once: its counts go into the run's checkpoints, and
+  back;
+- a hosted model is billed for what is done again. So its requests are journalled: what they can come to at most before
+  they are sent, and what they came to once they were answered. Who resumes counts all of them; one without an answer
+  counts at its most, as uncertain;
 - nothing is asked for that could be more than is left of `budget`. Several threads may ask.
 """
 
@@ -15,7 +17,16 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
-from nip_ray.text.costs.prices import Amount, BudgetExhausted, ModelSpending, Price, Spending, exact_usd, price_list, pusd
+from nip_ray.text.costs.prices import (
+    Amount,
+    BudgetExhausted,
+    ModelSpending,
+    Price,
+    Spending,
+    exact_usd,
+    price_list,
+    pusd,
+)
 from nip_ray.text.jobs import Journal
 
 JOURNAL = "requests.jsonl"
@@ -63,7 +74,8 @@ class Allowance:
         if self.tokens is not None and self.used + most.tokens > self.tokens:
             left = self.tokens - self.used
             raise BudgetExhausted(
-                f"budget.tokens: a rollout worker has {left} tokens left, and the next {most.tokens} do not fit; raise it to continue"
+                f"budget.tokens: a rollout worker has {left} tokens left, and the next {most.tokens} do not fit; raise"
+                " it to continue"
             )
         return Request(group, most, 0)
 
@@ -140,11 +152,15 @@ class TokenBills:
         """By model, up to where the run stands."""
         with self._lock:
             made = {
-                self._names[group]: ModelSpending(used.calls, used.prompt, used.completion, used.training, self._amount(group, used).pusd)
+                self._names[group]: ModelSpending(
+                    used.calls, used.prompt, used.completion, used.training, self._amount(group, used).pusd
+                )
                 for group, used in self._used.items()
                 if used.calls or used.training
             }
-            return Spending(made, uncertain=sum((self._amount(one.group, one.most) for one in self._open.values()), Amount()))
+            return Spending(
+                made, uncertain=sum((self._amount(one.group, one.most) for one in self._open.values()), Amount())
+            )
 
     def state(self, uncounted: Mapping[str, Use]) -> dict[str, dict[str, int]]:
         """The counts, for a checkpoint, but for what is `uncounted` since it will be done again."""
@@ -161,17 +177,20 @@ class TokenBills:
 
     def _amount(self, group: str, use: Use) -> Amount:
         price = self._prices[group]
-        return Amount(price.input * use.prompt + price.output * use.completion + price.training * use.training, use.tokens)
+        return Amount(
+            price.input * use.prompt + price.output * use.completion + price.training * use.training, use.tokens
+        )
 
     def _check(self, group: str, most: Use) -> None:
         spent, asked = self.spending().at_most, self._amount(group, replace(most, calls=0))
         limit = self._budget.tokens
         if limit is not None and spent.tokens + asked.tokens > limit:
             raise BudgetExhausted(
-                f"budget.tokens: {spent.tokens} of {limit} tokens are used, and the next {asked.tokens} do not fit; raise it to continue"
+                f"budget.tokens: {spent.tokens} of {limit} tokens are used, and the next {asked.tokens} do not fit;"
+                " raise it to continue"
             )
         if self._budget.usd is not None and spent.pusd + asked.pusd > pusd(self._budget.usd):
             raise BudgetExhausted(
-                f"budget.usd: {exact_usd(spent.pusd)} of {self._budget.usd} dollars are or may be spent, and what comes next may take "
-                f"{exact_usd(asked.pusd)}; raise it to continue"
+                f"budget.usd: {exact_usd(spent.pusd)} of {self._budget.usd} dollars are or may be spent, and what comes"
+                f" next may take {exact_usd(asked.pusd)}; raise it to continue"
             )

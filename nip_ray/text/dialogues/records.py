@@ -1,19 +1,22 @@
-"""The records of calls: what was asked, answered and paid, written before it is used (replay cache and ledger in one); and the clients that
-keep them.
+"""The records of calls: what was asked, answered and paid, written before it is used (replay cache and ledger in one);
+and the clients that keep them.
 
-    calls/NNNNNN-W.jsonl        iteration (from 0), writer: the provider's name, behind it the rollout worker's if it has one (or `judge`)
+    calls/NNNNNN-W.jsonl    iteration (from 0), writer: the provider's name, behind it the rollout worker's if it has
+                            one (or `judge`)
 
 Decisions that matter here:
-- three kinds of lines. `begin` before a call is sent, with what it can cost at most; `reply` when it is answered, before anyone sees the
-  reply; `failed` when it is known that there will be none, with what its attempts can have cost. Each is one write(), so that a
-  killed process loses nothing that it had written, and can tear its last line only. A torn last line is as good as none; any other
-  damage is an error that names file and line;
-- a call whose key has a reply is answered from the file, without a call. The reply belongs to one request: should another come
-  under its key (another prompt, after a change of code or config), that is an error and not a wrong answer;
-- a `begin` without its `reply` or `failed` was in flight when the process died. The same call is sent again under the same key, which
-  a provider that honours idempotency keys bills once; for all others its worst case is reported as uncertain;
-- lines reach the disk itself by an fsync at most `SYNC_S` seconds later, in a thread, and on `sync`: a machine that crashes, not
-  only a process, can lose that much, and those calls are then made again.
+- three kinds of lines. `begin` before a call is sent, with what it can cost at most; `reply` when it is answered,
+  before anyone sees the reply; `failed` when it is known that there will be none, with what its attempts can have cost.
+  Each is one write(), so that a killed process loses nothing that it had written, and can tear its last line only. A
+  torn last line is as good as none; any other damage is an error that names file and line;
+- a call whose key has a reply is answered from the file, without a call. The reply belongs to one request: should
+  another come under its key (another prompt, after a change of code or config), that is an error and not a wrong
+  answer;
+- a `begin` without its `reply` or `failed` was in flight when the process died. The same call is sent again under the
+  same key, which a provider that honours idempotency keys bills once; for all others its worst case is reported as
+  uncertain;
+- lines reach the disk itself by an fsync at most `SYNC_S` seconds later, in a thread, and on `sync`: a machine that
+  crashes, not only a process, can lose that much, and those calls are then made again.
 """
 
 import asyncio
@@ -58,8 +61,9 @@ _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circul
 
 @dataclass(frozen=True)
 class CallRecord:
-    """One line. event: "begin", "reply" or "failed". key, model, agent: of the request. request: its fingerprint. worst: what it can
-    cost at most (begin). reply: (reply). uncertain: what its attempts can have cost besides (reply, failed). where: file and line.
+    """One line. event: "begin", "reply" or "failed". key, model, agent: of the request. request: its fingerprint.
+    worst: what it can cost at most (begin). reply: (reply). uncertain: what its attempts can have cost besides (reply,
+    failed). where: file and line.
     """
 
     event: str
@@ -85,30 +89,37 @@ class RecordedChat:
         prices: PriceList | None = None,
         provider: str = "",
     ) -> None:
-        """Reads the records of `iteration` (of all workers: dialogues may have changed hands) and opens this worker's for appending.
+        """Reads the records of `iteration` (of all workers: dialogues may have changed hands) and opens this worker's
+        for appending.
 
-        run: the run folder. prices: for the worst case of a call (none: calls are free). provider: what kind it is, for traces.
-        Raises UserError when a record is damaged, cannot be written, or has another writer.
+        run: the run folder. prices: for the worst case of a call (none: calls are free). provider: what kind it is, for
+        traces. Raises UserError when a record is damaged, cannot be written, or has another writer.
         """
         self._client, self._prices, self._provider = client, prices, provider
         folder = Path(run) / CALLS
         self.path = folder / f"{iteration:06d}-{worker}.jsonl"
         if not _NAME.fullmatch(self.path.name):
             raise ValueError(f"a worker's name is made of letters, digits and _ (got {worker!r})")
-        self._known = {record.key: record for path in _files(folder, iteration) for record in _read(path) if record.reply is not None}
+        self._known = {
+            record.key: record
+            for path in _files(folder, iteration)
+            for record in _read(path)
+            if record.reply is not None
+        }
         self._running: set[str] = set()
         self._file = LineFile(self.path)
         self._file.cut()
         self._sync_due: asyncio.TimerHandle | None = None
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """The recorded reply under this key, or the client's. Raises UserError when the recorded one answers another request."""
+        """The recorded reply under this key, or the client's. Raises UserError when the recorded one answers another
+        request."""
         known = self._known.get(request.key)
         if known is not None and known.reply is not None:
             if known.request != fingerprint(request):
                 raise UserError(
-                    f"{known.where}: under the key {known.key!r} stands the reply to another request; model, prompt or settings have "
-                    "changed since. Go back to what they were, or start a new run"
+                    f"{known.where}: under the key {known.key!r} stands the reply to another request; model, prompt or"
+                    " settings have changed since. Go back to what they were, or start a new run"
                 )
             return known.reply
         if request.key in self._running:
@@ -135,7 +146,9 @@ class RecordedChat:
         await asyncio.get_running_loop().run_in_executor(None, self._file.sync)
 
     async def _call(self, request: ChatRequest) -> ChatReply:
-        worst = worst_case(Price() if self._prices is None else self._prices.of(request.model), request.messages, request.max_tokens)
+        worst = worst_case(
+            Price() if self._prices is None else self._prices.of(request.model), request.messages, request.max_tokens
+        )
         asked = fingerprint(request)
         head = {"key": request.key, "model": request.model, "agent": request.agent, "request": asked}
         self._append({"event": "begin", **head, "worst_pusd": worst.pusd, "worst_tokens": worst.tokens})
@@ -148,7 +161,9 @@ class RecordedChat:
                 self._append({"event": "failed", **head, "uncertain_pusd": lost.pusd, "uncertain_tokens": lost.tokens})
             raise
         self._append({"event": "reply", **head, **_reply_fields(reply)})
-        self._known[request.key] = CallRecord("reply", request.key, request.model, request.agent, asked, str(self.path), reply=reply)
+        self._known[request.key] = CallRecord(
+            "reply", request.key, request.model, request.agent, asked, str(self.path), reply=reply
+        )
         return reply
 
     def _append(self, row: dict[str, Any]) -> None:
@@ -203,8 +218,8 @@ def read_calls(run: Path | str, iteration: int | None = None) -> Iterator[CallRe
 
 
 def total(run: Path | str) -> Spending:
-    """What a run's calls have cost, by its records: of every reply its cost; of every call whose fate is unknown its worst case, as
-    uncertain. Jobs are not in it.
+    """What a run's calls have cost, by its records: of every reply its cost; of every call whose fate is unknown its
+    worst case, as uncertain. Jobs are not in it.
     """
     spending = Spending()
     open_calls: dict[tuple[str, str], list[Amount]] = {}
@@ -258,7 +273,10 @@ def _read(path: Path) -> Iterator[CallRecord]:
         if not line.endswith(b"\n") and number == len(lines):
             return
         if b"\0" in line:  # no line that was written has one: blocks that were not on disk when the power went
-            warnings.warn(f"{path}:{number} was not on disk whole when the machine lost power; its calls are made again", stacklevel=2)
+            warnings.warn(
+                f"{path}:{number} was not on disk whole when the machine lost power; its calls are made again",
+                stacklevel=2,
+            )
             continue
         yield _parse(line, f"{path}:{number}")
 
@@ -269,7 +287,9 @@ def _parse(line: bytes, where: str) -> CallRecord:
         check_version(row["version"], VERSION, where)
         return _record(row, where)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise UserError(f"{where} is damaged ({type(error).__name__}: {error}); mend it or go back to a copy of the file") from None
+        raise UserError(
+            f"{where} is damaged ({type(error).__name__}: {error}); mend it or go back to a copy of the file"
+        ) from None
 
 
 def _record(row: dict[str, Any], where: str) -> CallRecord:
@@ -279,7 +299,9 @@ def _record(row: dict[str, Any], where: str) -> CallRecord:
         raise ValueError(f"unknown event {event!r}")
     key, model, agent, asked = (_text(row, name) for name in ("key", "model", "agent", "request"))
     if event == "begin":
-        return CallRecord(event, key, model, agent, asked, where, worst=Amount(_count(row, "worst_pusd"), _count(row, "worst_tokens")))
+        return CallRecord(
+            event, key, model, agent, asked, where, worst=Amount(_count(row, "worst_pusd"), _count(row, "worst_tokens"))
+        )
     uncertain = Amount(_count(row, "uncertain_pusd"), _count(row, "uncertain_tokens"))
     reply = _reply(row, uncertain) if event == "reply" else None
     return CallRecord(event, key, model, agent, asked, where, uncertain=uncertain, reply=reply)
@@ -318,8 +340,9 @@ def _count(row: dict[str, Any], name: str) -> int:
 class ClientPool:
     """What a process needs to reach the providers: a client for each that is in use, recorded.
 
-    config: of the run. run_dir: where calls are recorded. budget: what calls are paid from. hosts: of local providers, by name.
-    throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main process.
+    config: of the run. run_dir: where calls are recorded. budget: what calls are paid from. hosts: of local providers,
+    by name. throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main
+    process.
     """
 
     config: TextExperimentConfig
@@ -354,7 +377,12 @@ class ClientPool:
 
     def client(self, name: str) -> ChatClient:
         """A client of the provider `name`. Raises UserError for a missing key or library."""
-        provider, run_dir, seed, most = self.config.providers[name], self.run_dir, self.config.seed, self.config.talk.max_in_flight
+        provider, run_dir, seed, most = (
+            self.config.providers[name],
+            self.run_dir,
+            self.config.seed,
+            self.config.talk.max_in_flight,
+        )
         throttle = self.throttles.setdefault(name, Limiter(*(provider.limits or (None, None))))
         return chat_client(Connection(provider, name, run_dir, self.hosts.get(name), seed, most, self.budget, throttle))
 

@@ -1,8 +1,9 @@
-"""Dialogues held by Ray actors: the driver hands out parts of a stage's tasks, and hands a part out again when its rollout worker dies.
+"""Dialogues held by Ray actors: the driver hands out parts of a stage's tasks, and hands a part out again when its
+rollout worker dies.
 
 Decisions that matter here:
-- a rollout worker that comes after another makes the same calls under the same keys, and finds what was answered in the records of the run
-  folder, which all nodes must see: so a lost node costs no reply;
+- a rollout worker that comes after another makes the same calls under the same keys, and finds what was answered in the
+  records of the run folder, which all nodes must see: so a lost node costs no reply;
 - budget and limits are kept by actors (`nip_ray.text.costs.shared`); the budget's belongs to the run's main process.
 """
 
@@ -49,13 +50,16 @@ class RolloutWorker:
         self._dumped = config
         self._brake = Brake(self._config.talk)
 
-    async def hold(self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
+    async def hold(
+        self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None
+    ) -> list[Any]:
         """Dialogues, or with `num_responses` trees, of these tasks."""
         config = self._config
         traces.begin(config.tracking, RunInfo(self._run_dir, context.run, config.name, self._dumped))
         budget = SharedBudget(self._keeper, self._worker, config.budget.usd is not None)
         throttles: dict[str, Throttle] = {
-            name: SharedLimiter(self._limiters[name], partial(limiter_of, provider)) for name, provider in _limited(config).items()
+            name: SharedLimiter(self._limiters[name], partial(limiter_of, provider))
+            for name, provider in _limited(config).items()
         }
         pool = ClientPool(config, self._run_dir, budget, self._hosts, throttles, self._worker)
         in_flight = -(-config.talk.max_in_flight // config.talk.num_talkers)
@@ -72,7 +76,12 @@ class RolloutWorkers:
     """The driver's side. Ray must be running. budget: what all of them, and the driver, are paid from."""
 
     def __init__(
-        self, config: TextExperimentConfig, scenario: LanguageScenario, run_dir: Path, hosts: Mapping[str, Any], spent: Spending
+        self,
+        config: TextExperimentConfig,
+        scenario: LanguageScenario,
+        run_dir: Path,
+        hosts: Mapping[str, Any],
+        spent: Spending,
     ) -> None:
         """hosts: of local providers. spent: before, by the same run. Raises UserError for a missing key."""
         function = scenario.protocol.payment.function
@@ -84,13 +93,22 @@ class RolloutWorkers:
         dumped, run_dir = config.model_dump(mode="json"), run_dir.resolve()
 
         options = {"num_cpus": config.talk.num_cpus_per_talker}
-        arguments = [(dumped, scenario, run_dir, str(number), self._keeper, hosts, limiters) for number in range(config.talk.num_talkers)]
+        arguments = [
+            (dumped, scenario, run_dir, str(number), self._keeper, hosts, limiters)
+            for number in range(config.talk.num_talkers)
+        ]
         self.pool = WorkerPool(RolloutWorker, options, arguments, config.fault_tolerance.hang_timeout_s)
 
     async def hold(
-        self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None, progress: Progress | None
+        self,
+        models: Mapping[str, str],
+        context: StageContext,
+        tasks: Sequence[Task],
+        num_responses: int | None,
+        progress: Progress | None,
     ) -> list[Any]:
-        """See `RolloutWorker.hold`; in the order of the tasks. Raises what a worker raises, once the parts on their way are over."""
+        """See `RolloutWorker.hold`; in the order of the tasks. Raises what a worker raises, once the parts on their way
+        are over."""
         parts = parts_of(tasks, len(self.pool.actors) * _PARTS_PER_WORKER)
 
         def call(part: list[Task]) -> Call:
@@ -100,7 +118,9 @@ class RolloutWorkers:
             if progress is not None:
                 progress(sum(map(len, made.values())), len(tasks))
 
-        made = await self.pool.work([call(part) for part in parts], over, lambda number: self._keeper.forfeit.remote(str(number)))
+        made = await self.pool.work(
+            [call(part) for part in parts], over, lambda number: self._keeper.forfeit.remote(str(number))
+        )
         return [one for part in made for one in part]
 
     def stop(self) -> None:

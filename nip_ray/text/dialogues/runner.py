@@ -1,14 +1,17 @@
-"""Many dialogues at once: which item is talked about when, who is asked under which key, trees of replies, and the files of what was said.
+"""Many dialogues at once: which item is talked about when, who is asked under which key, trees of replies, and the
+files of what was said.
 
 Decisions that matter here:
-- training items are taken one after the other from a permutation of all of them, a new permutation for every pass: iteration i of n
-  items takes places i n to i n + n - 1 of this endless sequence, so no item is skipped or taken twice in a pass, however large n is.
-  Held-out items are taken in their own order, each as often as asked;
-- a call's key and seed come from (run, split, iteration, task, path, round, agent, attempt) and nothing else: so whoever holds
-  the dialogue again after a crash makes the same calls, and finds those that were answered in the records;
-- when one dialogue fails (the budget is spent, the provider stays away, too many replies cannot be used), no new call is made, but
-  those on their way are waited for: they are paid for, and their replies are recorded;
-- dialogues are begun in order, a few more than there may be calls, so that the records of a stopped run are of few dialogues.
+- training items are taken one after the other from a permutation of all of them, a new permutation for every pass:
+  iteration i of n items takes places i n to i n + n - 1 of this endless sequence, so no item is skipped or taken twice
+  in a pass, however large n is. Held-out items are taken in their own order, each as often as asked;
+- a call's key and seed come from (run, split, iteration, task, path, round, agent, attempt) and nothing else: so
+  whoever holds the dialogue again after a crash makes the same calls, and finds those that were answered in the
+  records;
+- when one dialogue fails (the budget is spent, the provider stays away, too many replies cannot be used), no new call
+  is made, but those on their way are waited for: they are paid for, and their replies are recorded;
+- dialogues are begun in order, a few more than there may be calls, so that the records of a stopped run are of few
+  dialogues.
 """
 
 import asyncio
@@ -47,9 +50,9 @@ from nip_ray.tracking import traces
 
 @dataclass(frozen=True)
 class Task:
-    """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode. past: agent -> the
-    snapshot by which it speaks, for those who do not speak by their weights of now; all of one dialogue are of one snapshot. said:
-    (round, agent) -> a reply that is known, for which nobody is asked.
+    """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode.
+    past: agent -> the snapshot by which it speaks, for those who do not speak by their weights of now; all of one
+    dialogue are of one snapshot. said: (round, agent) -> a reply that is known, for which nobody is asked.
     """
 
     number: int
@@ -80,12 +83,15 @@ def training_tasks(items: Sequence[Any], seed: int, iteration: int, count: int) 
 def grouped(tasks: Sequence[Task], size: int) -> list[Task]:
     """Each task `size` times, next to each other, with seeds of their own."""
     return [
-        replace(task, number=size * task.number + copy, seed=stable_seed(task.seed, "copy", copy)) for task in tasks for copy in range(size)
+        replace(task, number=size * task.number + copy, seed=stable_seed(task.seed, "copy", copy))
+        for task in tasks
+        for copy in range(size)
     ]
 
 
 def test_tasks(items: Sequence[Any], seed: int, limit: int | None, repeats: int) -> list[Task]:
-    """Every held-out item (at most `limit`) `repeats` times; the same tasks in every iteration, so that figures can be compared."""
+    """Every held-out item (at most `limit`) `repeats` times; the same tasks in every iteration, so that figures can be
+    compared."""
     chosen = items[:limit]
     return [
         Task(repeat * len(chosen) + i, item, stable_seed(seed, "episode", "test", repeat, i) % NUM_SEEDS)
@@ -100,16 +106,18 @@ def _permutation(num: int, seed: int, epoch: int) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Waiting for many awaitables at once, and leaving none behind when one fails; calls that are paid for are waited for all the same.
+# Waiting for many awaitables at once, and leaving none behind when one fails; calls that are paid for are waited for
+# all the same.
 
 Result = TypeVar("Result")
 
 
 async def gather_or_cancel(awaitables: Iterable[Awaitable[Result]]) -> list[Result]:
-    """The results in order. When one fails (or this task is cancelled) the others are cancelled and waited for, and its error is raised.
+    """The results in order. When one fails (or this task is cancelled) the others are cancelled and waited for, and its
+    error is raised.
 
-    `asyncio.gather` alone would let the others continue, and a call to a model costs money; `asyncio.TaskGroup` would wrap
-    the error.
+    `asyncio.gather` alone would let the others continue, and a call to a model costs money; `asyncio.TaskGroup` would
+    wrap the error.
     """
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
@@ -122,7 +130,8 @@ async def gather_or_cancel(awaitables: Iterable[Awaitable[Result]]) -> list[Resu
 
 
 class PaidCalls:
-    """Calls that continue when whoever waits for them is cancelled: they cost money, so their replies shall arrive and be recorded."""
+    """Calls that continue when whoever waits for them is cancelled: they cost money, so their replies shall arrive and
+    be recorded."""
 
     def __init__(self) -> None:
         self._open: set[asyncio.Future[Any]] = set()
@@ -132,7 +141,8 @@ class PaidCalls:
         task = asyncio.ensure_future(call)
         self._open.add(task)
         task.add_done_callback(self._over)
-        await asyncio.wait([task])  # `shield` makes a future besides, whose error nobody sees when this is cancelled with it
+        # `shield` makes a future besides, whose error nobody sees when this is cancelled with it
+        await asyncio.wait([task])
         return task.result()
 
     async def rest(self) -> None:
@@ -155,7 +165,8 @@ PlayRound = Callable[[Dialogue, TreePath], Awaitable[Dialogue]]
 
 @dataclass(frozen=True)
 class Node:
-    """A dialogue so far. path: which child to take in each round from the root, whose path is empty. A node without children is a leaf."""
+    """A dialogue so far. path: which child to take in each round from the root, whose path is empty. A node without
+    children is a leaf."""
 
     dialogue: Dialogue
     path: TreePath = ()
@@ -174,8 +185,8 @@ class Node:
 async def grow(scenario: LanguageScenario, item: Any, seed: int, k: int, play_round: PlayRound) -> Node:
     """The tree of `item`: every dialogue that has not ended gets `k` children, all of them played at the same time.
 
-    seed: the episode's, the same in all nodes. Raises TrainingError when a dialogue continues after the protocol's last round, and whatever
-    `play_round` raises, after cancelling what else was being played.
+    seed: the episode's, the same in all nodes. Raises TrainingError when a dialogue continues after the protocol's last
+    round, and whatever `play_round` raises, after cancelling what else was being played.
     """
 
     async def below(dialogue: Dialogue, path: TreePath) -> Node:
@@ -183,9 +194,12 @@ async def grow(scenario: LanguageScenario, item: Any, seed: int, k: int, play_ro
             return Node(dialogue, path)
         if len(path) >= scenario.protocol.max_rounds:
             raise TrainingError(
-                f"item {item.id}: a dialogue continues after {len(path)} rounds, the last of protocol {scenario.protocol.name!r}"
+                f"item {item.id}: a dialogue continues after {len(path)} rounds, the last of protocol"
+                f" {scenario.protocol.name!r}"
             )
-        return Node(dialogue, path, tuple(await gather_or_cancel(child(dialogue, (*path, number)) for number in range(k))))
+        return Node(
+            dialogue, path, tuple(await gather_or_cancel(child(dialogue, (*path, number)) for number in range(k)))
+        )
 
     async def child(dialogue: Dialogue, path: TreePath) -> Node:
         return await below(await play_round(dialogue, path), path)
@@ -196,8 +210,9 @@ async def grow(scenario: LanguageScenario, item: Any, seed: int, k: int, play_ro
 # ---------------------------------------------------------------------------------------------------------------------
 # What was said, kept in full: `rollouts/NNNNNN.jsonl`, those of held-out items in `rollouts/test-NNNNNN.jsonl`.
 #
-# A line is one dialogue; of a tree, one for each leaf, with the tree's number and the leaf's path. Dialogues are rebuilt from it exactly,
-# with the items of the data set by their ids. Iterations count from 1 in these names, in those of `calls/` from 0.
+# A line is one dialogue; of a tree, one for each leaf, with the tree's number and the leaf's path. Dialogues are
+# rebuilt from it exactly, with the items of the data set by their ids. Iterations count from 1 in these names, in those
+# of `calls/` from 0.
 
 
 def rollout_file(run_dir: Path, split: str, iteration: int) -> Path:
@@ -206,18 +221,27 @@ def rollout_file(run_dir: Path, split: str, iteration: int) -> Path:
 
 
 def write_dialogues(
-    path: Path, scenario: LanguageScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], policy_version: int | None = None
+    path: Path,
+    scenario: LanguageScenario,
+    tasks: Sequence[Task],
+    dialogues: Sequence[Dialogue],
+    policy_version: int | None = None,
 ) -> None:
     """One line a dialogue, all in one step. policy_version: see `spoken_by`."""
     made = zip(tasks, dialogues, strict=True)
     write_lines(
-        path, ({"task": task.number, **spoken_by(task, policy_version), "dialogue": dialogue_record(scenario, one)} for task, one in made)
+        path,
+        (
+            {"task": task.number, **spoken_by(task, policy_version), "dialogue": dialogue_record(scenario, one)}
+            for task, one in made
+        ),
     )
 
 
 def spoken_by(task: Task, policy_version: int | None) -> dict[str, Any]:
-    """Fields of a dialogue's record about the weights that wrote its tokens: `policy_version`, from how many iterations they had learned
-    (None: not said), and `past`, which agents spoke by earlier ones (left out where there were none)."""
+    """Fields of a dialogue's record about the weights that wrote its tokens: `policy_version`, from how many iterations
+    they had learned (None: not said), and `past`, which agents spoke by earlier ones (left out where there were
+    none)."""
     version = {} if policy_version is None else {"policy_version": policy_version}
     return version | ({"past": dict(task.past)} if task.past else {})
 
@@ -235,7 +259,8 @@ def write_trees(path: Path, scenario: LanguageScenario, tasks: Sequence[Task], r
 
 
 def read_dialogues(path: Path, items: Mapping[int, Any]) -> list[Dialogue]:
-    """Read a file of `write_dialogues` (of trees: all leaves). items: by id. Raises UserError for a damaged file or a missing item."""
+    """Read a file of `write_dialogues` (of trees: all leaves). items: by id. Raises UserError for a damaged file or a
+    missing item."""
     return [dialogue for _, _, dialogue in _read(path, items)]
 
 
@@ -274,7 +299,9 @@ def _read(path: Path, items: Mapping[int, Any]) -> Iterator[tuple[int, tuple[int
         try:
             item = items[record["dialogue"]["item"]]
         except (KeyError, TypeError) as error:
-            raise UserError(f"{path}: line {number} is about item {error}, which the data of this run does not have") from None
+            raise UserError(
+                f"{path}: line {number} is about item {error}, which the data of this run does not have"
+            ) from None
         yield record["task"], tuple(record.get("path", ())), dialogue_from_record(record["dialogue"], item)
 
 
@@ -300,7 +327,8 @@ class Brake:
             raise _error(f"{sum(last)} of the last {len(last)} replies of {agent} ({model})", share)
 
     def over(self, turns: Iterable[Turn], models: Mapping[str, str]) -> None:
-        """A round is over; unusable replies that were asked for again are counted already. models: of the agents that are counted."""
+        """A round is over; unusable replies that were asked for again are counted already. models: of the agents that
+        are counted."""
         for turn in turns:
             if turn.agent not in models:
                 continue
@@ -311,7 +339,8 @@ class Brake:
 
 
 def check_stage(settings: TalkSettings, dialogues: Iterable[Dialogue], models: Mapping[str, str]) -> None:
-    """Raises TrainingError when an agent had turns in these dialogues, which are all of a stage, and none of its replies could be used.
+    """Raises TrainingError when an agent had turns in these dialogues, which are all of a stage, and none of its
+    replies could be used.
 
     models: of the agents that hosted providers speak for.
     """
@@ -324,8 +353,8 @@ def check_stage(settings: TalkSettings, dialogues: Iterable[Dialogue], models: M
 
 def _error(what: str, share: float) -> TrainingError:
     return TrainingError(
-        f"{what} could not be used (talk.max_invalid_share: {share:g}). They stand in calls/. Start a run with another model, prompt or "
-        "limit of tokens, or resume this one with a higher share"
+        f"{what} could not be used (talk.max_invalid_share: {share:g}). They stand in calls/. Start a run with another"
+        " model, prompt or limit of tokens, or resume this one with a higher share"
     )
 
 
@@ -339,8 +368,8 @@ _SEED_BITS = 31  # what providers take
 class AgentClient:
     """The speaker of an agent: `model` of the provider behind `client`, asked as `settings` say.
 
-    client: None for the dummy provider, whose replies are random. hosted: replies are paid for; see `Brake`. shape: of the chats that it
-    is sent.
+    client: None for the dummy provider, whose replies are random. hosted: replies are paid for; see `Brake`. shape: of
+    the chats that it is sent.
     """
 
     client: ChatClient | None
@@ -353,8 +382,8 @@ class AgentClient:
 
 @dataclass(frozen=True)
 class StageContext:
-    """The common part of all dialogues of a stage. run: its id. seed: the config's. split: train or test. iteration: from 0. trace: the
-    `nip_ray.tracking.traces.place` of the stage.
+    """The common part of all dialogues of a stage. run: its id. seed: the config's. split: train or test. iteration:
+    from 0. trace: the `nip_ray.tracking.traces.place` of the stage.
     """
 
     run: str
@@ -389,7 +418,8 @@ class DialogueRunner:
         self._gate, self._calls = asyncio.Semaphore(max_in_flight), PaidCalls()
 
     async def dialogues(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Dialogue]:
-        """One dialogue for each task, in order. Raises what a client raises, once all calls on their way have come back."""
+        """One dialogue for each task, in order. Raises what a client raises, once all calls on their way have come
+        back."""
 
         async def hold(task: Task) -> Dialogue:
             dialogue, ask = start_dialogue(task.item, task.seed), self._ask(task)
@@ -417,7 +447,9 @@ class DialogueRunner:
         self._brake.over(played.rounds[-1], self._hosted)
         return played
 
-    async def _all(self, tasks: Sequence[Task], hold: Callable[[Task], Awaitable[Made]], progress: Progress | None) -> list[Made]:
+    async def _all(
+        self, tasks: Sequence[Task], hold: Callable[[Task], Awaitable[Made]], progress: Progress | None
+    ) -> list[Made]:
         begun = asyncio.Semaphore(2 * self.max_in_flight)
         over = 0
 
@@ -464,7 +496,8 @@ class DialogueRunner:
             if speaker.client is None:
                 return Answer(self.scenario.invent(dialogue, agent, seed))
             schema = self.scenario.reply_schema(agent)
-            form = 0 if schema is None else len(self.scenario.verdict_text(ACCEPT)) // 2  # tokens of names and quotation marks, about
+            # tokens of names and quotation marks, about
+            form = 0 if schema is None else len(self.scenario.verdict_text(ACCEPT)) // 2
             request = ChatRequest(
                 key=key,
                 model=speaker.model,

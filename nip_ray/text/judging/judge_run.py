@@ -1,4 +1,5 @@
-"""`judge_run`: let a model judge the stored dialogues of a run. Calls are recorded in the run folder, and paid for from its budget.
+"""`judge_run`: let a model judge the stored dialogues of a run. Calls are recorded in the run folder, and paid for from
+its budget.
 
 What is found goes to ``judgements-NNNNNN.json`` (the iteration). Asked again, answered calls come from the records.
 """
@@ -33,7 +34,8 @@ def judge_run(
     iteration: int | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Figures of the judges `names` (none: all that fit) about the training dialogues of `iteration` (from 1; none: the last played).
+    """Figures of the judges `names` (none: all that fit) about the training dialogues of `iteration` (from 1; none: the
+    last played).
 
     provider, model: of the judge (none: the verifier's). dry_run: only how many calls it takes and what they can cost.
     Raises UserError for a run, judge, provider or iteration that there is not; TrainingError when the budget is spent.
@@ -45,9 +47,14 @@ def judge_run(
         prepared, state = prepare(config, folder.path), load_state(folder)
         scenario = prepared.scenario
         if not isinstance(scenario, CodeValidation):
-            raise UserError(f"{folder.path}: plays {config.scenario.name}, and what judges ask is of code_validation; name a run of that")
+            raise UserError(
+                f"{folder.path}: plays {config.scenario.name}, and what judges ask is of code_validation; name a run of"
+                " that"
+            )
         number = _iteration(folder.path, state, iteration)
-        dialogues = read_dialogues(rollout_file(folder.path, "train", number), {item.id: item for item in prepared.items["train"]})
+        dialogues = read_dialogues(
+            rollout_file(folder.path, "train", number), {item.id: item for item in prepared.items["train"]}
+        )
         chosen = fitting(scenario.protocol) if names is None else list(names)
         name, model = _judge(config, state, provider, model)
         prices = price_list(config.providers[name])

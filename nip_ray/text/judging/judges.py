@@ -1,13 +1,16 @@
 """Judges: yes-or-no questions about dialogues that are over, put to a model, or answered by a rule.
 
 Decisions that matter here:
-- a judge is put one question for each dialogue, agent and channel; it sees that channel alone, in the order of rounds, with the senders'
-  names. Where the agent wrote nothing there (follow_up: nothing after another message), or has no side to argue for, there is nothing
-  to ask, and no call is made;
-- an answer counts when its first word is yes or no. Anything else is asked again `RETRIES` times and then masked: it is no verdict, and
-  how many there were stands beside every mean. A question that the model's provider refuses is masked at once;
-- what is judged was written by others, so it stands between markers with a random code, drawn from the seed, that does not occur in it;
-- means have the intervals of `nip_ray.evaluation.intervals`: plays of one item, and one verdict per dialogue, are no more than they are;
+- a judge is put one question for each dialogue, agent and channel; it sees that channel alone, in the order of rounds,
+  with the senders' names. Where the agent wrote nothing there (follow_up: nothing after another message), or has no
+  side to argue for, there is nothing to ask, and no call is made;
+- an answer counts when its first word is yes or no. Anything else is asked again `RETRIES` times and then masked: it is
+  no verdict, and how many there were stands beside every mean. A question that the model's provider refuses is masked
+  at once;
+- what is judged was written by others, so it stands between markers with a random code, drawn from the seed, that does
+  not occur in it;
+- means have the intervals of `nip_ray.evaluation.intervals`: plays of one item, and one verdict per dialogue, are no
+  more than they are;
 - judges know agents by name, so dialogues with anonymous provers (merlin_arthur, consultancy) are refused.
 """
 
@@ -45,8 +48,9 @@ ANSWER = re.compile(r"[\W_]*(yes|no)(?![^\W_]|-\w|'\w)(?!\s*(?:/|or\b))", re.IGN
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """seed: of the markers' codes and of the calls. max_tokens: of an answer; models that think aloud first need more. temperature: None
-    for the provider's default. max_in_flight: calls waiting at once. run: what stands before every call's key.
+    """seed: of the markers' codes and of the calls. max_tokens: of an answer; models that think aloud first need more.
+    temperature: None for the provider's default. max_in_flight: calls waiting at once. run: what stands before every
+    call's key.
     """
 
     seed: int = 0
@@ -69,7 +73,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One answer: 1 yes, 0 no, None masked: the model gave none. channel: None where all channels were judged together."""
+    """One answer: 1 yes, 0 no, None masked: the model gave none. channel: None where all channels were judged
+    together."""
 
     judge: str
     dialogue: int
@@ -85,8 +90,8 @@ def fitting(protocol: Rules) -> list[str]:
 
 
 def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
-    """Results of `judge`, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked), and with ``/masked``
-    behind it how many verdicts are masked."""
+    """Results of `judge`, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked),
+    and with ``/masked`` behind it how many verdicts are masked."""
     figures: dict[str, float | int | None] = {}
     for name, found in results["judges"].items():
         for row in found["means"]:
@@ -98,7 +103,8 @@ def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
 def questions(
     dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions
 ) -> list[Question]:
-    """All questions that the judges `names` have of a model. Raises UserError for unknown judges, and where provers are anonymous."""
+    """All questions that the judges `names` have of a model. Raises UserError for unknown judges, and where provers are
+    anonymous."""
     _check(scenario.protocol, names)
     found, roles = list[Question](), scenario.roles
     for name in dict.fromkeys(names):
@@ -114,15 +120,23 @@ def questions(
                 where = (name, index, str(dialogue.item.id), dialogue.seed, agent, channel)
                 messages = render.messages(name, data, named, words, options.seed, where)
                 key, who = render.call_key(options.run, where, model, messages), f"judge:{name}"
-                request = ChatRequest(key, model, messages, options.max_tokens, options.temperature, seed=options.seed, agent=who)
+                request = ChatRequest(
+                    key, model, messages, options.max_tokens, options.temperature, seed=options.seed, agent=who
+                )
                 found.append(Question(name, index, agent, channel, request))
     return found
 
 
 def plan(
-    dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions, price: Price
+    dialogues: Sequence[Dialogue],
+    scenario: CodeValidation,
+    names: Sequence[str],
+    model: str,
+    options: JudgeOptions,
+    price: Price,
 ) -> dict[str, float]:
-    """Calls that `judge` would make, where every answer can be read at once and where none can, and their cost at most. Makes none.
+    """Calls that `judge` would make, where every answer can be read at once and where none can, and their cost at most.
+    Makes none.
 
     Raises UserError as `questions` does.
     """
@@ -142,8 +156,8 @@ async def judge(
     """Verdicts of the judges on the dialogues, ready for JSON.
 
     {"judges": {name: {"meaning", "verdicts": [{dialogue, item, agent, channel, verdict}],
-    "means": [{agent, channel, estimate, lower, upper, n, masked}]}}}; verdicts are 1, 0 or null (masked), `n` counts data points.
-    Raises UserError as `questions` does, and what the client raises.
+    "means": [{agent, channel, estimate, lower, upper, n, masked}]}}}; verdicts are 1, 0 or null (masked), `n` counts
+    data points. Raises UserError as `questions` does, and what the client raises.
     """
     options = options or JudgeOptions()
     asked = questions(dialogues, scenario, names, model, options)
@@ -155,25 +169,35 @@ async def judge(
         await calls.rest()
     if FORMAT in names:
         verdicts += format_verdicts(dialogues, scenario)
-    return {"judges": {name: _summary(name, [one for one in verdicts if one.judge == name], dialogues) for name in dict.fromkeys(names)}}
+    return {
+        "judges": {
+            name: _summary(name, [one for one in verdicts if one.judge == name], dialogues)
+            for name in dict.fromkeys(names)
+        }
+    }
 
 
 def read_answer(reply: ChatReply) -> int | None:
-    """1 or 0 where the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, and no answers; nor is what
-    was filtered."""
-    found = None if reply.content is None or reply.finish_reason in UNUSABLE else ANSWER.match(split_reasoning(reply.content)[1])
+    """1 or 0 where the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, and no
+    answers; nor is what was filtered."""
+    found = (
+        None
+        if reply.content is None or reply.finish_reason in UNUSABLE
+        else ANSWER.match(split_reasoning(reply.content)[1])
+    )
     return None if found is None else int(found[1].lower() == "yes")
 
 
 def format_verdicts(dialogues: Sequence[Dialogue], scenario: CodeValidation) -> list[Verdict]:
-    """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies could be used at once, was not
-    cut short, and reads, when parsed again, as it was taken; else 0."""
+    """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies could be
+    used at once, was not cut short, and reads, when parsed again, as it was taken; else 0."""
     found = []
     for agent, (index, dialogue) in product(scenario.protocol.verifiers, enumerate(dialogues)):
         turns = [(r, turn) for r, taken in enumerate(dialogue.rounds) for turn in taken if turn.agent == agent]
         if turns:
             conforms = all(
-                not (turn.invalid or turn.retries or turn.truncated) and _reads(dialogue, r, agent, turn.raw, turn.decision, scenario)
+                not (turn.invalid or turn.retries or turn.truncated)
+                and _reads(dialogue, r, agent, turn.raw, turn.decision, scenario)
                 for r, turn in turns
             )
             found.append(Verdict(FORMAT, index, agent, None, int(conforms)))
@@ -189,11 +213,17 @@ def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scen
 
 
 def pairs(protocol: Rules, name: str) -> list[tuple[str, str]]:
-    """The (agent, channel) pairs that a judge looks at. follow_up: whoever reads a channel; others: provers and where they may write."""
+    """The (agent, channel) pairs that a judge looks at. follow_up: whoever reads a channel; others: provers and where
+    they may write."""
     if name == FORMAT:
         return []
     if name == "follow_up":
-        return [(agent, channel) for agent in protocol.agents for channel in protocol.channels if channel in protocol.sees[agent]]
+        return [
+            (agent, channel)
+            for agent in protocol.agents
+            for channel in protocol.channels
+            if channel in protocol.sees[agent]
+        ]
     return [(agent, protocol.channels[c]) for agent in protocol.provers for c in protocol.writes[agent]]
 
 
@@ -208,7 +238,9 @@ async def _ask(question: Question, client: ChatClient, free: Semaphore, calls: P
     for attempt in range(1 + RETRIES):
         seed = None if question.request.seed is None else question.request.seed + attempt
         async with free:
-            reply = await calls.wait(client.complete(replace(question.request, key=f"{question.request.key}/{attempt}", seed=seed)))
+            reply = await calls.wait(
+                client.complete(replace(question.request, key=f"{question.request.key}/{attempt}", seed=seed))
+            )
         verdict = read_answer(reply)
         if verdict is not None or reply.finish_reason == "refused":
             break
@@ -231,7 +263,10 @@ def _summary(name: str, verdicts: Sequence[Verdict], dialogues: Sequence[Dialogu
             }
             for one in verdicts
         ],
-        "means": [{"agent": agent, "channel": channel, **_mean(group, dialogues)} for (agent, channel), group in by_pair.items()],
+        "means": [
+            {"agent": agent, "channel": channel, **_mean(group, dialogues)}
+            for (agent, channel), group in by_pair.items()
+        ],
     }
 
 
@@ -250,4 +285,6 @@ def _check(protocol: Rules, names: Sequence[str]) -> None:
         wrong = f"unknown judge {unknown[0]!r}" if unknown else "no judge named"
         raise UserError(f"judges: {wrong}, expected one of {', '.join(JUDGES)}")
     if any(role.anonymous for role in ROLES.get(protocol.name, {}).values()):
-        raise UserError(f"judges: not for protocol {protocol.name!r}, whose provers are anonymous; judge runs of another protocol")
+        raise UserError(
+            f"judges: not for protocol {protocol.name!r}, whose provers are anonymous; judge runs of another protocol"
+        )

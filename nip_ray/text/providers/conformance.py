@@ -2,10 +2,11 @@
 
 Decisions that matter here:
 
-- It is asked for real: a few short replies and, where it fine-tunes, one job of one example for an epoch. With a service that costs
-  fractions of a cent; the budget of the call is 200,000 tokens.
-- What is asked is what runs rely on: replies that are counted and no longer than allowed, calls that are independent of each other, errors
-  of our two kinds, a budget that is kept, jobs that are found by their key, by another process too, so that none is made twice.
+- It is asked for real: a few short replies and, where it fine-tunes, one job of one example for an epoch. With a
+  service that costs fractions of a cent; the budget of the call is 200,000 tokens.
+- What is asked is what runs rely on: replies that are counted and no longer than allowed, calls that are independent of
+  each other, errors of our two kinds, a budget that is kept, jobs that are found by their key, by another process too,
+  so that none is made twice.
 - The faults of the first stage that has any are listed; later ones would only repeat them.
 """
 
@@ -39,15 +40,22 @@ from nip_ray.text.providers.interface import (
 _CHAT = [{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": "Is 7 a prime number?"}]
 _MAX_TOKENS, _AT_ONCE, _TOKENS = 32, 4, 200_000
 _ANSWERS = ('{"prime":"yes"}', '{"prime":"no"}')
-_SCHEMA = {"type": "object", "properties": {"prime": {"enum": ["yes", "no"]}}, "required": ["prime"], "additionalProperties": False}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"prime": {"enum": ["yes", "no"]}},
+    "required": ["prime"],
+    "additionalProperties": False,
+}
 _REASONS, _METHODS = get_args(FinishReason), get_args(Method)
 
 
 def check_provider(settings: ProviderSettings, model: str = "default", *, max_wait_s: float = 600.0) -> None:
-    """Raise one UserError that lists what is wrong with the provider of these settings; return quietly when nothing is found.
+    """Raise one UserError that lists what is wrong with the provider of these settings; return quietly when nothing is
+    found.
 
-    model: that is asked, and fine-tuned where the provider fine-tunes. max_wait_s: for the job. What the provider itself raises (a
-    missing key, an unknown model) comes through. Not to be called inside an event loop; Ray must be running for a provider with actors.
+    model: that is asked, and fine-tuned where the provider fine-tunes. max_wait_s: for the job. What the provider
+    itself raises (a missing key, an unknown model) comes through. Not to be called inside an event loop; Ray must be
+    running for a provider with actors.
     """
     kind = provider_of(settings)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +66,9 @@ def check_provider(settings: ProviderSettings, model: str = "default", *, max_wa
         try:
             for stage in [*stages, _key_faults(connection)]:
                 if faults := asyncio.run(_listed(stage)):
-                    raise UserError(f"provider {getattr(settings, 'name', type(settings).__name__)!r}: " + "; ".join(faults))
+                    raise UserError(
+                        f"provider {getattr(settings, 'name', type(settings).__name__)!r}: " + "; ".join(faults)
+                    )
         finally:
             if kind.stop is not None:
                 kind.stop(host)
@@ -75,10 +85,16 @@ async def _chat_faults(connection: Connection, model: str) -> AsyncIterator[str]
     async with _opened(chat_client, connection, budget) as client:
         replies = await asyncio.gather(*(client.complete(replace(request, key=f"check/{n}")) for n in range(_AT_ONCE)))
         faults = [fault for reply in replies if (fault := _reply_fault(reply, request))]
-        if not faults and budget.spending.at_most.tokens < sum(reply.prompt_tokens + reply.completion_tokens for reply in replies):
+        if not faults and budget.spending.at_most.tokens < sum(
+            reply.prompt_tokens + reply.completion_tokens for reply in replies
+        ):
             faults.append("the tokens of its replies are not booked in the budget")
         asked = [replace(request, key="check/short", max_tokens=1)]
-        asked += [replace(request, key="check/json", max_tokens=64, schema=_SCHEMA)] if connection.settings.holds_schemas else []
+        asked += (
+            [replace(request, key="check/json", max_tokens=64, schema=_SCHEMA)]
+            if connection.settings.holds_schemas
+            else []
+        )
         for fault in filter(None, [*faults, *[_reply_fault(await client.complete(one), one) for one in asked]]):
             yield fault
         cancelled = asyncio.ensure_future(client.complete(replace(request, key="check/cancelled", max_tokens=256)))
@@ -88,7 +104,10 @@ async def _chat_faults(connection: Connection, model: str) -> AsyncIterator[str]
         if budget.reserved != NOTHING:
             yield "money stays reserved when its calls are over"
     async with _opened(chat_client, connection, one_token) as client:
-        if not isinstance(await _raised(client.complete(request)), BudgetExhausted) or one_token.spending.amount != NOTHING:
+        if (
+            not isinstance(await _raised(client.complete(request)), BudgetExhausted)
+            or one_token.spending.amount != NOTHING
+        ):
             yield "a call was made that the budget had no room for"
     async with _opened(chat_client, connection, Budget()) as client:
         raised = await _raised(client.complete(replace(request, key="check/no-model", model="no-such-model-of-anyone")))
@@ -98,7 +117,10 @@ async def _chat_faults(connection: Connection, model: str) -> AsyncIterator[str]
 
 async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> AsyncIterator[str]:
     """One job, from its file to its model."""
-    unmade, refuses_unknown = "`find` does not find the one job with a key, so that it would be made twice", "no-such-method"
+    unmade, refuses_unknown = (
+        "`find` does not find the one job with a key, so that it would be made twice",
+        "no-such-method",
+    )
     async with _opened(fine_tune_backend, connection) as backend:
         if not backend.methods or not backend.methods <= {*_METHODS}:
             yield f"`methods` must be some of {', '.join(sorted(_METHODS))}"
@@ -117,7 +139,9 @@ async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> 
         key = hashlib.sha256(os.urandom(16)).hexdigest()  # a fresh one: the provider may keep jobs of earlier checks
         if await backend.find(key):
             yield "`find` finds a job that was never made"
-        job = await backend.submit(FineTuneSpec(key, "supervised", model, "check", 1, len(data), num_epochs=1, batch_size=1), file_id)
+        job = await backend.submit(
+            FineTuneSpec(key, "supervised", model, "check", 1, len(data), num_epochs=1, batch_size=1), file_id
+        )
         only = [(job.id, job.key)]
         if [(one.id, one.key) for one in await backend.find(key)] != only:
             yield unmade
@@ -131,7 +155,9 @@ async def _job_faults(connection: Connection, model: str, max_wait_s: float) -> 
                     await asyncio.sleep(backend.poll_interval_s)
                     job = await backend.poll(job.id)
         except TimeoutError:
-            raise TrainingError(f"the job {job.id} is not over after {max_wait_s:g} s ({job.status}); raise max_wait_s") from None
+            raise TrainingError(
+                f"the job {job.id} is not over after {max_wait_s:g} s ({job.status}); raise max_wait_s"
+            ) from None
         tokens = job.trained_tokens
         if job.status != "succeeded" or not job.model:
             yield f"the job ended as {job.status!r} with the model {job.model!r} ({job.error})"

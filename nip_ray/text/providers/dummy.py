@@ -1,4 +1,5 @@
-"""The provider `dummy`: replies that nobody is asked for, and fine-tuning that changes nothing, to try out a config without a model.
+"""The provider `dummy`: replies that nobody is asked for, and fine-tuning that changes nothing, to try out a config
+without a model.
 
 Jobs succeed at once, and are kept in a journal so that they are found after a restart.
 """
@@ -13,7 +14,8 @@ from nip_ray.text.providers.interface import Provider, file_name
 
 
 class DummyJobs:
-    """A `FineTuneBackend` whose jobs are kept at `path`. The resulting model is called as the old one, with `-ft` at the end.
+    """A `FineTuneBackend` whose jobs are kept at `path`. The resulting model is called as the old one, with `-ft` at
+    the end.
 
     Raises UserError when the file is damaged.
     """

@@ -1,13 +1,15 @@
 """Interfaces of a provider, `ChatClient` and `FineTuneBackend`; the kinds of providers; waits before a repeat.
 
 Decisions that matter here:
-- every call has a key that depends on the experiment alone (run, iteration, item, round, agent, attempt): the same call after a
-  crash has the same key. Replies are recorded under it before they are used (`nip_ray.text.dialogues.records`), and it goes to the provider
-  as the idempotency key, so that a call that was paid for is neither lost nor, where the provider honours keys, paid twice;
-- a kind is its settings (what a config holds, and what the kind can do: `nip_ray.settings.providers.ProviderSettings`) and a `Provider`
-  here (how it is put to work). Nothing else tells kinds apart, so a kind of one's own is one file;
+- every call has a key that depends on the experiment alone (run, iteration, item, round, agent, attempt): the same call
+  after a crash has the same key. Replies are recorded under it before they are used (`nip_ray.text.dialogues.records`),
+  and it goes to the provider as the idempotency key, so that a call that was paid for is neither lost nor, where the
+  provider honours keys, paid twice;
+- a kind is its settings (what a config holds, and what the kind can do: `nip_ray.settings.providers.ProviderSettings`)
+  and a `Provider` here (how it is put to work). Nothing else tells kinds apart, so a kind of one's own is one file;
 - a client is metered (`MeteredChat`), unless it says that it books its attempts itself;
-- files of fine-tuning are JSON lines, as OpenAI defines them. `nip_ray.text.jobs` has the one function that makes a job exactly once.
+- files of fine-tuning are JSON lines, as OpenAI defines them. `nip_ray.text.jobs` has the one function that makes a job
+  exactly once.
 """
 
 import hashlib
@@ -37,15 +39,15 @@ from nip_ray.text.costs.prices import (
 )
 
 FinishReason = Literal["stop", "length", "content_filter", "refused", "unknown"]
-"""content_filter: the reply was filtered. refused: there is none; the request was refused for its content or its length, and would be
-again. unknown: it ended for another reason, and is not used."""
+"""content_filter: the reply was filtered. refused: there is none; the request was refused for its content or its
+length, and would be again. unknown: it ended for another reason, and is not used."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One call. key: see above. agent: who speaks (for accounts and test doubles). max_tokens: the most tokens of the reply, reasoning
-    included. extra: further members of the request's body (OpenAI protocol). schema: the JSON schema that the reply is held to (none: any
-    text).
+    """One call. key: see above. agent: who speaks (for accounts and test doubles). max_tokens: the most tokens of the
+    reply, reasoning included. extra: further members of the request's body (OpenAI protocol). schema: the JSON schema
+    that the reply is held to (none: any text).
     """
 
     key: str
@@ -62,12 +64,13 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """Answer to a call. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by the price table.
-    reasoning: that the provider told apart from the content. cached_tokens: of prompt_tokens. reasoning_tokens: of completion_tokens.
-    model, fingerprint: what answered, where that is told. refusal: what the provider said of a request that it refused.
+    """Answer to a call. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by
+    the price table. reasoning: that the provider told apart from the content. cached_tokens: of prompt_tokens.
+    reasoning_tokens: of completion_tokens. model, fingerprint: what answered, where that is told. refusal: what the
+    provider said of a request that it refused.
 
-    uncertain: what attempts before this one, which got no answer, may have cost; and what this one may have, where the provider counts
-    no tokens (both counts are then 0).
+    uncertain: what attempts before this one, which got no answer, may have cost; and what this one may have, where the
+    provider counts no tokens (both counts are then 0).
     """
 
     content: str | None
@@ -96,8 +99,8 @@ class ChatReply:
 class ChatClient(Protocol):
     """Answers calls, many at once, and retries what may be retried.
 
-    Raises TrainingError when it gives up, BudgetExhausted before it would overspend. A request that is refused for what stands in it ends
-    no run: its reply has no content and the finish reason `refused`.
+    Raises TrainingError when it gives up, BudgetExhausted before it would overspend. A request that is refused for what
+    stands in it ends no run: its reply has no content and the finish reason `refused`.
 
     One client serves one provider, all its models and any number of tasks of one event loop.
     """
@@ -121,7 +124,8 @@ class ChecksModels(Protocol):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# `FineTuneBackend`: what a provider of fine-tuning must be able to do, and the forms of its files (JSON lines, as OpenAI defines them).
+# `FineTuneBackend`: what a provider of fine-tuning must be able to do, and the forms of its files (JSON lines, as
+# OpenAI defines them).
 #
 # `nip_ray.text.jobs` builds on it the one function that makes a job exactly once.
 
@@ -131,7 +135,8 @@ class InDoubt(Exception):
 
 
 class FineTuneBackend(Protocol):
-    """A provider of fine-tuning. Every method but `submit` may be called again without harm, and retries what may be retried.
+    """A provider of fine-tuning. Every method but `submit` may be called again without harm, and retries what may be
+    retried.
 
     Errors: UserError for what the user must mend (key, model, method), TrainingError when the provider stays away.
     """
@@ -145,7 +150,8 @@ class FineTuneBackend(Protocol):
         ...
 
     async def upload(self, name: str, data: bytes) -> str:
-        """The id of a file with this content; the same content is uploaded once. data: JSON lines in the OpenAI form."""
+        """The id of a file with this content; the same content is uploaded once. data: JSON lines in the OpenAI
+        form."""
         ...
 
     async def find(self, key: str) -> list[FineTuneJob]:
@@ -185,7 +191,9 @@ def dpo_line(chat: Chat, preferred: str, rejected: str) -> dict[str, Any]:
 
 def encode(lines: Iterable[dict[str, Any]]) -> bytes:
     """JSON lines in UTF-8; equal lines give equal bytes, whatever the order of their keys."""
-    return b"".join(json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n" for line in lines)
+    return b"".join(
+        json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n" for line in lines
+    )
 
 
 def file_name(data: bytes) -> str:
@@ -201,24 +209,28 @@ MAX_WAIT_S = 3600.0
 """The longest that a service may ask for: a longer wait ends the run with a message."""
 
 
-def backoff_s(seed: int, key: str, attempt: int, first_s: float = FIRST_WAIT_S, longest_s: float = LONGEST_WAIT_S) -> float:
-    """Seconds before attempt number `attempt` + 1 of the call `key`: doubled each time, shortened by up to half at random."""
+def backoff_s(
+    seed: int, key: str, attempt: int, first_s: float = FIRST_WAIT_S, longest_s: float = LONGEST_WAIT_S
+) -> float:
+    """Seconds before attempt number `attempt` + 1 of the call `key`: doubled each time, shortened by up to half at
+    random."""
     full = min(longest_s, first_s * 2 ** min(attempt, 30))
     return full * (1 - 0.5 * random.Random(stable_seed(seed, "retry", key, attempt)).random())
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Which kinds of providers there are, and the clients that are made of them. Those that ship are imported when they are first needed: their
-# libraries are large, and not everybody has all of them.
+# Which kinds of providers there are, and the clients that are made of them. Those that ship are imported when they are
+# first needed: their libraries are large, and not everybody has all of them.
 
 
 @dataclass(frozen=True)
 class Connection:
     """Ingredients of clients and backends.
 
-    settings: of the provider. name: in the config. run_dir: a backend may keep files there, called after `name`. host: what
-    `Provider.start` returned. seed: of the run. max_in_flight: calls at once, at most. budget, throttle: what
-    calls are paid from and wait for; a client that books its attempts itself keeps to them, for all others `MeteredChat` does.
+    settings: of the provider. name: in the config. run_dir: a backend may keep files there, called after `name`. host:
+    what `Provider.start` returned. seed: of the run. max_in_flight: calls at once, at most. budget, throttle: what
+    calls are paid from and wait for; a client that books its attempts itself keeps to them, for all others
+    `MeteredChat` does.
     """
 
     settings: Any
@@ -235,10 +247,10 @@ class Connection:
 class Provider:
     """Functions that put a kind of provider to work. Each function raises UserError for a missing key or library.
 
-    chat: makes a client (none: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (none: it does not fine-tune).
-    start, stop: of actors that all processes of a run share, from settings and the run folder. actors: those of what `start` returned that
-    are watched for hangs (`nip_ray.cluster.liveness`), by what messages call them. books_itself: the client keeps to budget and limits by
-    itself.
+    chat: makes a client (none: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (none: it does not
+    fine-tune). start, stop: of actors that all processes of a run share, from settings and the run folder. actors:
+    those of what `start` returned that are watched for hangs (`nip_ray.cluster.liveness`), by what messages call them.
+    books_itself: the client keeps to budget and limits by itself.
     """
 
     chat: Callable[[Connection], ChatClient] | None
@@ -250,7 +262,8 @@ class Provider:
 
 
 PROVIDERS: dict[str, Provider] = {}
-"""Kinds that plugins add, by the name in a config. Those that ship are the modules beside this one, which have a `PROVIDER`."""
+"""Kinds that plugins add, by the name in a config. Those that ship are the modules beside this one, which have a
+`PROVIDER`."""
 
 
 def provider_of(settings: Any) -> Provider:
@@ -276,7 +289,9 @@ def fine_tune_backend(connection: Connection) -> FineTuneBackend:
     """A backend that fine-tunes. Raises UserError for a missing key or library, or a kind that does not."""
     kind = provider_of(connection.settings)
     if kind.fine_tuning is None:
-        raise UserError(f"providers.{connection.name}: {connection.settings.name} does not fine-tune; freeze its agents")
+        raise UserError(
+            f"providers.{connection.name}: {connection.settings.name} does not fine-tune; freeze its agents"
+        )
     return kind.fine_tuning(connection)
 
 
@@ -284,14 +299,18 @@ def fine_tune_backend(connection: Connection) -> FineTuneBackend:
 # `MeteredChat`: a client with its calls counted, priced and limited, so that the client itself knows nothing of money.
 #
 # - what a call can cost at most is set aside before it, and what it cost is booked after it;
-# - a call that failed may have been billed, unless calls are free or the failure is the user's to mend (UserError): its worst case is
-#   booked as uncertain. A client that repeats attempts which may have been billed has to book each itself, as `OpenAIChat` does.
+# - a call that failed may have been billed, unless calls are free or the failure is the user's to mend (UserError): its
+# worst case is
+# booked as uncertain. A client that repeats attempts which may have been billed has to book each itself, as
+# `OpenAIChat` does.
 
 
 class MeteredChat:
     """Wraps a client. `cost_pusd` of its replies is filled in by the prices."""
 
-    def __init__(self, client: ChatClient, budget: BudgetLike, prices: PriceList, throttle: Throttle | None = None) -> None:
+    def __init__(
+        self, client: ChatClient, budget: BudgetLike, prices: PriceList, throttle: Throttle | None = None
+    ) -> None:
         """budget: what calls are paid from. throttle: what they wait for (none: nothing)."""
         self._client, self._budget, self._prices, self._throttle = client, budget, prices, throttle
 

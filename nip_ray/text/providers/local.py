@@ -1,10 +1,10 @@
 """The provider `local`: calls to and fine-tuning of the language model on this cluster, over `nip_ray.serving.host`.
 
 Decisions that matter here:
-- a call without a seed gets one from its key, so that the same call has the same reply in every run. A call whose task is cancelled stops
-  being generated;
-- the host keeps one job for a key, on disk. So looking a job up is exact, and a submission whose answer was lost is settled by the first
-  look: there is no time of doubt.
+- a call without a seed gets one from its key, so that the same call has the same reply in every run. A call whose task
+  is cancelled stops being generated;
+- the host keeps one job for a key, on disk. So looking a job up is exact, and a submission whose answer was lost is
+  settled by the first look: there is no time of doubt.
 """
 
 import asyncio

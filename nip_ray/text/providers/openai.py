@@ -1,15 +1,19 @@
-"""The provider `openai`: any service that speaks the OpenAI protocol. Its chat client, over the unmodified `openai` SDK.
+"""The provider `openai`: any service that speaks the OpenAI protocol. Its chat client, over the unmodified `openai`
+SDK.
 
 Decisions that matter here:
-- one attempt per SDK call; retries are ours, so that they keep to the budget, the rate limits and one idempotency key per call;
+- one attempt per SDK call; retries are ours, so that they keep to the budget, the rate limits and one idempotency key
+  per call;
 - the SDK's own `post` is used, with its aiohttp transport, instead of its typed methods: the same request at
   about a third of the processor time. What comes back is checked here;
-- an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as uncertain and
-  set aside again before the next attempt. So is that of a reply without a count of tokens;
-- services have words of their own for why a reply ended. A reply whose word is not known is not used, and a warning says so once;
-- a call that is refused for what stands in it (its content, its length) is a reply that cannot be used, and no end of a run: the next call
-  may be answered. Where the service's words leave open whether it is that, the same call is made with other words in the place of what
-  was said: if that is answered, the words were refused. Only what is refused with any words is the user's to mend.
+- an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as
+  uncertain and set aside again before the next attempt. So is that of a reply without a count of tokens;
+- services have words of their own for why a reply ended. A reply whose word is not known is not used, and a warning
+  says so once;
+- a call that is refused for what stands in it (its content, its length) is a reply that cannot be used, and no end of a
+  run: the next call may be answered. Where the service's words leave open whether it is that, the same call is made
+  with other words in the place of what was said: if that is answered, the words were refused. Only what is refused with
+  any words is the user's to mend.
 """
 
 import asyncio
@@ -39,14 +43,25 @@ from nip_ray.text.costs.prices import (
 )
 from nip_ray.text.providers.interface import ChatReply, ChatRequest, FinishReason, Provider
 from nip_ray.text.providers.openai_jobs import OpenAIJobs
-from nip_ray.text.providers.openai_service import MAY_BE_THE_CONTENT, Failure, KeyMayNot, NotThere, OpenAIService, Refused
+from nip_ray.text.providers.openai_service import (
+    MAY_BE_THE_CONTENT,
+    Failure,
+    KeyMayNot,
+    NotThere,
+    OpenAIService,
+    Refused,
+)
 from nip_ray.tracking import traces
 
 FINISH_REASONS: dict[str, FinishReason] = {
-    **dict.fromkeys(("stop", "none", "", "eos", "eos_token", "stop_sequence", "end_turn", "end", "complete", "completed"), "stop"),
+    **dict.fromkeys(
+        ("stop", "none", "", "eos", "eos_token", "stop_sequence", "end_turn", "end", "complete", "completed"), "stop"
+    ),
     **dict.fromkeys(("finished", "tool_calls", "tool_use", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_output_tokens", "token_limit", "model_length"), "length"),
-    **dict.fromkeys(("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii"), "content_filter"),
+    **dict.fromkeys(
+        ("content_filter", "safety", "recitation", "blocklist", "prohibited_content", "spii"), "content_filter"
+    ),
     **dict.fromkeys(("refusal", "sensitive", "guardrail_intervened", "content_filtered"), "content_filter"),
     **dict.fromkeys(("error", "abort", "other", "network_error", "insufficient_system_resource"), "unknown"),
 }
@@ -57,7 +72,8 @@ REASONING = ("reasoning_content", "reasoning")
 _OTHER_WORDS = "Hello"
 """Stands in the place of all that was said, in `_is_refused_for_words`."""
 _NOT_YET = 5
-"""Repeats of a call whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in time."""
+"""Repeats of a call whose model the service does not know: one that was fine-tuned a moment ago appears everywhere in
+time."""
 _TRIED_TOKENS = 16
 _CAN_BE_LEFT_OUT = ("seed", "temperature", "top_p", "response_format", "reasoning_effort")
 
@@ -71,8 +87,8 @@ def idempotency_key(key: str) -> str:
 
 @dataclass
 class _Call:
-    """A call on its way. worst: of one attempt. estimate: of its tokens. attempts: that failed. renamed: its limit of tokens was
-    sent by its other name. uncertain: what failed attempts may have cost. is_new: see `OpenAIChat.complete`.
+    """A call on its way. worst: of one attempt. estimate: of its tokens. attempts: that failed. renamed: its limit of
+    tokens was sent by its other name. uncertain: what failed attempts may have cost. is_new: see `OpenAIChat.complete`.
     """
 
     request: ChatRequest
@@ -88,7 +104,9 @@ class _Call:
 class OpenAIChat:
     """See `nip_ray.text.providers.interface.ChatClient`. All tasks of one event loop may use it at once."""
 
-    def __init__(self, provider: OpenAIProvider, limiter: Throttle, budget: BudgetLike, *, max_in_flight: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self, provider: OpenAIProvider, limiter: Throttle, budget: BudgetLike, *, max_in_flight: int = 64, seed: int = 0
+    ) -> None:
         """max_in_flight: requests at once, further ones wait. seed: of the retries' jitter.
 
         Raises UserError when the key or the SDK is missing.
@@ -103,14 +121,18 @@ class OpenAIChat:
         self.prices = PriceList(provider.prices, needed=budget.in_usd)
 
     async def complete(self, request: ChatRequest, is_new: bool = True) -> ChatReply:
-        """The reply to one call; one that is refused for what stands in it has the finish reason refused and no content.
+        """The reply to one call; one that is refused for what stands in it has the finish reason refused and no
+        content.
 
-        is_new: the model may be one that the service has made and does not know everywhere. Raises UserError for a key, model or request
-        that the service does not accept, BudgetExhausted, and TrainingError when `max_retries` more attempts did not help.
+        is_new: the model may be one that the service has made and does not know everywhere. Raises UserError for a key,
+        model or request that the service does not accept, BudgetExhausted, and TrainingError when `max_retries` more
+        attempts did not help.
         """
         price = self.prices.of(request.model)
         worst = worst_case(price, request.messages, request.max_tokens)
-        call = _Call(request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens, is_new=is_new)
+        call = _Call(
+            request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens, is_new=is_new
+        )
         while True:
             outcome = self._settle(call, *await self._paid(call, request, call.worst))
             if isinstance(outcome, ChatReply):
@@ -118,14 +140,19 @@ class OpenAIChat:
                 return outcome
             if await self._is_refused_for_words(call, outcome):
                 who = request.agent or request.model
-                self._warn(f"{outcome.message}; this call of {who} counts as a reply that cannot be used", f"{who} {outcome.reaction}")
+                self._warn(
+                    f"{outcome.message}; this call of {who} counts as a reply that cannot be used",
+                    f"{who} {outcome.reaction}",
+                )
                 return ChatReply(None, "refused", 0, 0, uncertain=call.uncertain, refusal=outcome.message)
             await self._react(call, outcome)
 
     async def check_models(self, names: Iterable[str]) -> None:
-        """Raises UserError for a name that the service does not know, with those that are near; TrainingError when it does not answer.
+        """Raises UserError for a name that the service does not know, with those that are near; TrainingError when it
+        does not answer.
 
-        Lists are not complete: a name that is not listed is tried by one call of a few tokens, and warned of where that is answered.
+        Lists are not complete: a name that is not listed is tried by one call of a few tokens, and warned of where that
+        is answered.
         """
         known = await self._listed()
         if known is None:
@@ -142,8 +169,12 @@ class OpenAIChat:
             except Refused as error:
                 said = str(error)
             if said is not None:  # raised here, so that nothing hangs on it
-                raise UserError(f"{self.where} does not list the model {name!r}, and refuses a call to it: {said}{hint}")
-            self._warn(f"{self.where} does not list the model {name!r}, but answers a call to it; the run continues", name)
+                raise UserError(
+                    f"{self.where} does not list the model {name!r}, and refuses a call to it: {said}{hint}"
+                )
+            self._warn(
+                f"{self.where} does not list the model {name!r}, but answers a call to it; the run continues", name
+            )
 
     async def _listed(self) -> list[str] | None:
         """The models that the service lists, none of them where the list cannot be read; None where it has none."""
@@ -188,16 +219,24 @@ class OpenAIChat:
             options: Any = {"headers": {"Idempotency-Key": idempotency_key(request.key)}}
             async with asyncio.timeout(self._provider.timeout_s):
                 body = self._body(request)
-                response = await self._service.sdk.post("/chat/completions", cast_to=self._service.raw, body=body, options=options)
+                response = await self._service.sdk.post(
+                    "/chat/completions", cast_to=self._service.raw, body=body, options=options
+                )
                 return json.loads(response.content)
         except self._service.errors as error:
             return self._service.failure(error, request.model)
         except UnicodeEncodeError:
-            return Failure("user", f"a message of {request.agent or 'the chat'} holds half of a surrogate pair, which no request can hold")
+            return Failure(
+                "user",
+                f"a message of {request.agent or 'the chat'} holds half of a surrogate pair, which no request can hold",
+            )
 
     async def _is_refused_for_words(self, call: _Call, failure: Failure) -> bool:
-        """True if the call was refused for what stands in it, so that others may be answered. What asking that costs is uncertain."""
-        if failure.reaction in ("refused", "too_long") and (failure.reaction == "refused" or _form(call.request) in self._answered):
+        """True if the call was refused for what stands in it, so that others may be answered. What asking that costs is
+        uncertain."""
+        if failure.reaction in ("refused", "too_long") and (
+            failure.reaction == "refused" or _form(call.request) in self._answered
+        ):
             return True
         if failure.reaction not in ("user", "too_long") or failure.status not in MAY_BE_THE_CONTENT:
             return False
@@ -248,7 +287,10 @@ class OpenAIChat:
             answer: Any = outcome
             word = str(answer["choices"][0].get("finish_reason"))
             if word.lower() not in FINISH_REASONS:
-                told = f"{self.where} gives a finish reason that is not known here, {word[:40]!r}; such replies are not used"
+                told = (
+                    f"{self.where} gives a finish reason that is not known here, {word[:40]!r}; such replies are not"
+                    " used"
+                )
                 self._warn(told, f"finish {word}")
             spending = reply.spending(call.request.model)
             if counted := reply.prompt_tokens + reply.completion_tokens:
@@ -266,21 +308,29 @@ class OpenAIChat:
 
     async def _react(self, call: _Call, failure: Failure) -> None:
         """Get ready for the next attempt, or raise what ends the call."""
-        if failure.reaction == "rename_limit" and not call.renamed:  # the model may be renamed already: others were in flight
+        # the model may be renamed already: others were in flight
+        if failure.reaction == "rename_limit" and not call.renamed:
             call.renamed = True
             self._renamed.add(call.request.model)
             return
-        may_come = failure.reaction == "not_yet" and call.is_new and call.attempts < min(_NOT_YET, self._provider.max_retries)
+        may_come = (
+            failure.reaction == "not_yet" and call.is_new and call.attempts < min(_NOT_YET, self._provider.max_retries)
+        )
         if failure.reaction not in ("retry", "pause") and not may_come:
             # Where the service names members of the request that can be left out, say how.
             body = self._body(call.request)
             named = [name for name in _CAN_BE_LEFT_OUT if name in body and re.search(rf"\b{name}\b", failure.said)]
             if failure.status in (400, 422) and named:
                 members = ", ".join(f'"{name}": null' for name in named)
-                failure = replace(failure, message=f"{failure.message}; extra_body: '{{{members}}}' leaves it out of requests")
+                failure = replace(
+                    failure, message=f"{failure.message}; extra_body: '{{{members}}}' leaves it out of requests"
+                )
             raise with_uncertain(failure.error(), call.uncertain)
         if call.attempts >= self._provider.max_retries:
-            message = f"a call failed {call.attempts + 1} times, last: {failure.message}; resume the run when the service is well"
+            message = (
+                f"a call failed {call.attempts + 1} times, last: {failure.message}; resume the run when the service is"
+                " well"
+            )
             raise with_uncertain(TrainingError(message), call.uncertain)
         wait_s = self._service.wait_s(failure, call.request.key, call.attempts)
         call.attempts += 1
@@ -331,7 +381,8 @@ def _read_reply(body: Any, call: _Call) -> ChatReply | None:
 
 
 def _texts(content: Any) -> tuple[str | None, str]:
-    """Text and reasoning of a content, which some services send in parts. Raises KeyError or TypeError where it is neither."""
+    """Text and reasoning of a content, which some services send in parts. Raises KeyError or TypeError where it is
+    neither."""
     if content is None or isinstance(content, str):
         return content, ""
     said = "".join(part["text"] for part in content if part["type"] == "text")
@@ -340,9 +391,11 @@ def _texts(content: Any) -> tuple[str | None, str]:
 
 
 def _usage(usage: Any, has_text: bool) -> tuple[int, int, int, int]:
-    """Tokens of prompt and completion, and how many of them were cached and of reasoning; only zeros where they are not told.
+    """Tokens of prompt and completion, and how many of them were cached and of reasoning; only zeros where they are not
+    told.
 
-    Services that count reasoning apart from the completion add it in the total alone. has_text: so that no tokens cannot be the count.
+    Services that count reasoning apart from the completion add it in the total alone. has_text: so that no tokens
+    cannot be the count.
     """
     prompt, completion, total = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
     if prompt is None or completion is None:
@@ -363,7 +416,9 @@ def _count(found: Any, *names: str) -> int | None:
 
 
 PROVIDER = Provider(
-    chat=lambda given: OpenAIChat(given.settings, given.throttle, given.budget, max_in_flight=given.max_in_flight, seed=given.seed),
+    chat=lambda given: OpenAIChat(
+        given.settings, given.throttle, given.budget, max_in_flight=given.max_in_flight, seed=given.seed
+    ),
     fine_tuning=lambda given: OpenAIJobs(given.settings),
     books_itself=True,
 )

@@ -1,12 +1,14 @@
 """`OpenAIJobs`: fine-tuning jobs of any service that speaks the OpenAI protocol.
 
 Decisions that matter here:
-- what may be repeated is repeated (`OpenAIService.patiently`), creations never: that may make, and charge for, two jobs;
-- a job carries its key twice: as metadata, by which it is listed, and at the end of its suffix, for services that drop metadata. The
-  answer to a listing is filtered here as well, since some services ignore the filter;
+- what may be repeated is repeated (`OpenAIService.patiently`), creations never: that may make, and charge for, two
+  jobs;
+- a job carries its key twice: as metadata, by which it is listed, and at the end of its suffix, for services that drop
+  metadata. The answer to a listing is filtered here as well, since some services ignore the filter;
 - a file is named by the SHA-256 of its content, so that the same content is found instead of uploaded again;
 - an answer 4xx to a creation means that nothing was made; no answer, or 5xx, that nobody knows.
-- a refusal that a later request may not meet (the file is still being processed, a limit of the day) is waited out, as a 429 is.
+- a refusal that a later request may not meet (the file is still being processed, a limit of the day) is waited out, as
+  a 429 is.
 """
 
 import asyncio
@@ -28,7 +30,8 @@ _MARK = 16  # digits of the key at the end of a suffix
 _NO_FILE = "file-that-does-not-exist"
 _FOR_THE_METHOD = re.compile(r"\b(?:method|dpo|preference)", re.IGNORECASE)
 _NOT_READY = re.compile(
-    r"not (yet )?ready|(still|currently) (being )?(process|validat)|being processed|try again (later|tomorrow)|rate.?limit|daily limit",
+    r"not (yet )?ready|(still|currently) (being )?(process|validat)|being processed|try again"
+    r" (later|tomorrow)|rate.?limit|daily limit",
     re.IGNORECASE,
 )
 _WORDS: dict[JobStatus, str] = {
@@ -61,11 +64,13 @@ class OpenAIJobs:
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def check(self, model: str, method: Method) -> None:
-        """See `FineTuneBackend`. A service that looks at a job's file before its method tells only later, when the first job is asked for,
-        that it refuses the method; nothing is charged for that job.
+        """See `FineTuneBackend`. A service that looks at a job's file before its method tells only later, when the
+        first job is asked for, that it refuses the method; nothing is charged for that job.
         """
         if not self._provider.fine_tuning:
-            raise UserError("providers: this one has `fine_tuning: false`; freeze its agents, or give them another provider")
+            raise UserError(
+                "providers: this one has `fine_tuning: false`; freeze its agents, or give them another provider"
+            )
         if method not in self.methods:
             raise UserError(f"this provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
         is_listed = await self._is_listed(model)
@@ -80,7 +85,8 @@ class OpenAIJobs:
             await self._probe(model, method, is_listed)
 
     async def _probe(self, model: str, method: Method, is_listed: bool) -> None:
-        """Ask for a job on a file that does not exist. No job can come of it, but the refusal may say that it is for method or model."""
+        """Ask for a job on a file that does not exist. No job can come of it, but the refusal may say that it is for
+        method or model."""
         jobs, asked = self._client.fine_tuning.jobs, {"type": method}
         try:
             job = await self._patiently(
@@ -88,15 +94,20 @@ class OpenAIJobs:
             )
         except Refused as error:
             if method != "supervised" and _FOR_THE_METHOD.search(str(error)):
-                raise UserError(f"{error}; {method} is not to be had for {model!r} there, choose another provider or algorithm") from None
+                raise UserError(
+                    f"{error}; {method} is not to be had for {model!r} there, choose another provider or algorithm"
+                ) from None
             if not is_listed and (isinstance(error, NotThere) or "model" in str(error).lower()):
-                raise UserError(f"{self._where} has no model {model!r} to fine-tune: it is not listed, and {error}") from None
+                raise UserError(
+                    f"{self._where} has no model {model!r} to fine-tune: it is not listed, and {error}"
+                ) from None
             return
         if job.id:
             await self.cancel(job.id)  # a service that looks at files later
 
     async def upload(self, name: str, data: bytes) -> str:
-        """See `FineTuneBackend`. `name` is what people call the content; at the service it is named by its hash (`file_name`)."""
+        """See `FineTuneBackend`. `name` is what people call the content; at the service it is named by its hash
+        (`file_name`)."""
         del name
         async with self._uploading[file_name(data)]:
             file_id = await self._find_file(data)
@@ -108,7 +119,8 @@ class OpenAIJobs:
         raise TrainingError(f"{self._where} takes no files; when it works again, resume the run")
 
     async def find(self, key: str) -> list[FineTuneJob]:
-        """See `FineTuneBackend`. Where the filter finds nothing all jobs are looked through: the service may not keep metadata."""
+        """See `FineTuneBackend`. Where the filter finds nothing all jobs are looked through: the service may not keep
+        metadata."""
         mine = await self._list(key, metadata={_KEY: key}) or await self._list(key)
         mine.sort(key=lambda job: (getattr(job, "created_at", None) or 0, job.id))
         return [_as_job(job, key) for job in mine]
@@ -132,7 +144,9 @@ class OpenAIJobs:
             failure = self._service.failure(error)
             named = [name for name in optional if re.search(rf"\b{name}\b", failure.said)]
             if failure.status in (400, 422) and named:  # nothing was made
-                warnings.warn(f"{self._where} takes no {' and '.join(named)} of fine-tuning jobs: left out", stacklevel=2)
+                warnings.warn(
+                    f"{self._where} takes no {' and '.join(named)} of fine-tuning jobs: left out", stacklevel=2
+                )
                 self._left_out.update(named)
                 return await self.submit(spec, file_id)
             refusal = self._refused(failure, spec)
@@ -215,19 +229,25 @@ class OpenAIJobs:
         if status not in (401, 402) and failure.reaction != "fatal" and _NOT_READY.search(failure.said):
             return Busy(failure.message, wait_s)
         if status in (400, 404, 405, 422) and _FOR_THE_METHOD.search(failure.said):
-            return UserError(f"{spec.model!r} is not fine-tuned by {spec.method}, nothing was charged: {failure.message}")
+            return UserError(
+                f"{spec.model!r} is not fine-tuned by {spec.method}, nothing was charged: {failure.message}"
+            )
         return UserError(f"the fine-tuning job on {spec.model!r} was refused, nothing was charged: {failure.message}")
 
 
 def method_of(spec: FineTuneSpec) -> dict[str, Any]:
-    """The `method` of a creation; what is None is left to the service. What `tuning_keys` names has no place in this protocol."""
+    """The `method` of a creation; what is None is left to the service. What `tuning_keys` names has no place in this
+    protocol."""
     chosen = {
         "n_epochs": spec.num_epochs,
         "batch_size": spec.batch_size,
         "learning_rate_multiplier": spec.learning_rate_multiplier,
         "beta": spec.beta if spec.method == "dpo" else None,
     }
-    return {"type": spec.method, spec.method: {"hyperparameters": {name: value for name, value in chosen.items() if value is not None}}}
+    return {
+        "type": spec.method,
+        spec.method: {"hyperparameters": {name: value for name, value in chosen.items() if value is not None}},
+    }
 
 
 async def _all(pages: AsyncIterable[Any]) -> list[Any]:
@@ -253,7 +273,10 @@ def _as_job(job: Any, key: str = "") -> FineTuneJob:
     error, word = getattr(job, "error", None), str(getattr(job, "status", None))
     is_known = word.lower() in (*_STATUS, *_STOPPING)
     if not is_known:
-        warnings.warn(f"fine-tuning job {job.id} is {word!r}, which is no status that is known here; it is waited for", stacklevel=2)
+        warnings.warn(
+            f"fine-tuning job {job.id} is {word!r}, which is no status that is known here; it is waited for",
+            stacklevel=2,
+        )
     model, tokens = getattr(job, "fine_tuned_model", None), getattr(job, "trained_tokens", None)
     return FineTuneJob(
         id=job.id,

@@ -1,10 +1,11 @@
-"""`OpenAIService`: one service of the OpenAI protocol, as its chat client and its fine-tuning jobs see it: address, key, errors, patience.
+"""`OpenAIService`: one service of the OpenAI protocol, as its chat client and its fine-tuning jobs see it: address,
+key, errors, patience.
 
 Decisions that matter here:
-- the SDK's own repeats are off: its default sends a creation up to three times without any key. What may be repeated is repeated here
-  (`patiently`) or by who sends it, and all wait by one rule (`wait_s`);
-- the key is read from the environment when the client is made, and is nowhere but in the SDK's client. Nothing of the SDK's exceptions
-  is kept: their requests hold it, and services like to quote it.
+- the SDK's own repeats are off: its default sends a creation up to three times without any key. What may be repeated is
+  repeated here (`patiently`) or by who sends it, and all wait by one rule (`wait_s`);
+- the key is read from the environment when the client is made, and is nowhere but in the SDK's client. Nothing of the
+  SDK's exceptions is kept: their requests hold it, and services like to quote it.
 """
 
 import asyncio
@@ -37,42 +38,50 @@ _USER = re.compile(r"//[^/@]*@")
 # ---------------------------------------------------------------------------------------------------------------------
 # What an attempt at a service failed by, and what is to be done: a table of reactions, for calls and jobs alike.
 #
-# - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed (`lost`), and so
+# - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed
+# (`lost`), and so
 #   may a failure of the service or of a gateway before it (any 5xx but 501): the reply may have been made before that;
 # - an error is an error whatever the status: some services send it under 200;
 # - waits that the service asks for are kept, up to `MAX_WAIT_S`; a longer one ends the run with a message;
-# - what the service said stands in the message. What it may mean is added only where its words say so: the same status has many causes;
+# - what the service said stands in the message. What it may mean is added only where its words say so: the same status
+# has many causes;
 # - nothing of the SDK's exceptions is kept: they hold requests with their headers, and so the key.
 
 Reaction = Literal["retry", "pause", "not_yet", "refused", "too_long", "rename_limit", "user", "fatal"]
-"""retry: again after a wait. pause: the same, and everyone waits. not_yet: the same, a few times: the model may be new. refused: the
-content is not wanted. too_long: the request does not fit into the model's context. rename_limit: again with `max_completion_tokens`.
-user: the user must mend it. fatal: no use in trying again."""
+"""retry: again after a wait. pause: the same, and everyone waits. not_yet: the same, a few times: the model may be new.
+refused: the content is not wanted. too_long: the request does not fit into the model's context. rename_limit: again
+with `max_completion_tokens`. user: the user must mend it. fatal: no use in trying again."""
 
 MAX_MESSAGE = 500
 
 NO_SUCH_PLACE = (404, 405, 501)
 MAY_BE_THE_CONTENT = (400, 403, 406, 413, 422, 424, 451)
-"""Statuses by which services and gateways refuse a request for what stands in it, as well as for what the user must mend."""
+"""Statuses by which services and gateways refuse a request for what stands in it, as well as for what the user must
+mend."""
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _POLICY = re.compile(
-    r"content_policy|content.?filter|moderation|content (management )?policy|contentpolicy|usage policy|safety system|input was flagged"
+    r"content_policy|content.?filter|moderation|content (management )?policy|contentpolicy|usage policy|safety"
+    r" system|input was flagged"
     r"|content exists risk|data.?inspection.?failed|prohibited_content|guardrail|inappropriate content",
     re.IGNORECASE,
 )
 _TOO_LONG = re.compile(
-    r"context_length_exceeded|context[ _](length|window|size)|(prompt|input|request|message)s?( is| are|_is)? too (long|large)"
+    r"context_length_exceeded|context[ _](length|window|size)|(prompt|input|request|message)s?( is| are|_is)? too"
+    r" (long|large)"
     r"|maximum (prompt|input) length|reduce the length|too many (input |prompt )?tokens",
     re.IGNORECASE,
 )
-_TAG, _NOT_SHOWN = re.compile(r"<[^>]*>"), re.compile(r"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL)
+_TAG, _NOT_SHOWN = (
+    re.compile(r"<[^>]*>"),
+    re.compile(r"<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", re.IGNORECASE | re.DOTALL),
+)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One failed attempt. message: for people, without secrets. lost: it may have been billed. wait_s: what the service asks for. said: the
-    service's own words, its code among them.
+    """One failed attempt. message: for people, without secrets. lost: it may have been billed. wait_s: what the service
+    asks for. said: the service's own words, its code among them.
     """
 
     reaction: Reaction
@@ -83,8 +92,8 @@ class Failure:
     said: str = ""
 
     def error(self) -> UserError | TrainingError:
-        """The exception that ends the call: UserError for what the user must mend, NotThere and Refused for refusals that are no matter
-        of keys, TrainingError for all else.
+        """The exception that ends the call: UserError for what the user must mend, NotThere and Refused for refusals
+        that are no matter of keys, TrainingError for all else.
         """
         if self.reaction in ("retry", "pause", "fatal"):
             return TrainingError(self.message)
@@ -113,8 +122,8 @@ def lost(message: str) -> Failure:
 
 
 def refused(status: int, body: Any, headers: Mapping[str, str], where: str, variable: str, model: str) -> Failure:
-    """An answer with an error status. where: the service's address. variable: where the key comes from. model: that was asked (none: the
-    request was for something else). body: the error as it came, but for secrets.
+    """An answer with an error status. where: the service's address. variable: where the key comes from. model: that was
+    asked (none: the request was for something else). body: the error as it came, but for secrets.
     """
     error = _error(body)
     codes = [str(error[name]) for name in ("code", "type", "status") if error.get(name)]
@@ -131,7 +140,9 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
         if wait is not None and wait > MAX_WAIT_S:
             message = f"{answered}, and asks to wait {wait:.0f} seconds; resume the run then"
             return Failure("fatal", message, wait_s=wait, status=status, said=words)
-        return Failure("pause" if status == 429 else "retry", answered, status == 408 or status >= 500, wait, status, words)
+        return Failure(
+            "pause" if status == 429 else "retry", answered, status == 408 or status >= 500, wait, status, words
+        )
     if status == 451 or (status in MAY_BE_THE_CONTENT and _POLICY.search(words)):
         return failed("refused")
     if status == 400 and "max_completion_tokens" in text:
@@ -144,7 +155,9 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
     if status == 404 and model and ("model" in words.lower() or model in words):
         return failed("not_yet", f"{where} has no model {model!r} ({text})")
     if status in NO_SUCH_PLACE and model:
-        return failed("user", f"{answered}; check base_url (of most services it ends in /v1) and the model's name ({model!r})")
+        return failed(
+            "user", f"{answered}; check base_url (of most services it ends in /v1) and the model's name ({model!r})"
+        )
     return failed("user")
 
 
@@ -169,7 +182,8 @@ def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or a date), None without them. now: seconds since 1970."""
+    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or a date), None without them. now: seconds since
+    1970."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -189,7 +203,8 @@ def _printable(text: str) -> str:
 
 
 def _error(body: Any) -> dict[str, Any]:
-    """The error object of an answer: OpenAI's `{"error": {...}}`, or what other services send in its place, with a `message`."""
+    """The error object of an answer: OpenAI's `{"error": {...}}`, or what other services send in its place, with a
+    `message`."""
     if isinstance(body, bytes | str):
         try:
             body = json.loads(body)
@@ -200,7 +215,9 @@ def _error(body: Any) -> dict[str, Any]:
     inner = (body.get("error") or body) if isinstance(body, dict) else body
     if not isinstance(inner, dict):
         return {"message": inner if isinstance(inner, str) else ""}
-    message = next((inner[name] for name in ("message", "detail", "error_description", "errors", "msg") if inner.get(name)), "")
+    message = next(
+        (inner[name] for name in ("message", "detail", "error_description", "errors", "msg") if inner.get(name)), ""
+    )
     return {**inner, "message": _flat(message)}
 
 
@@ -256,7 +273,8 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
     limits = httpx2.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
 
     async def readable(response: "httpx2.Response") -> None:
-        """A success that is not JSON is a proxy's page: the SDK's types would be made of it, or errors that say nothing."""
+        """A success that is not JSON is a proxy's page: the SDK's types would be made of it, or errors that say
+        nothing."""
         if response.is_success:
             try:
                 json.loads(await response.aread())
@@ -268,13 +286,17 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
     key, url = api_key(provider), urlsplit(base_url(provider))
     options: Any = {"default_query": dict(parse_qsl(url.query))} if url.query else {}
     address = urlunsplit((url.scheme, url.netloc, url.path, "", "")).rstrip("/")
-    return openai.AsyncOpenAI(api_key=key, base_url=address, max_retries=0, timeout=provider.timeout_s, http_client=http, **options)
+    return openai.AsyncOpenAI(
+        api_key=key, base_url=address, max_retries=0, timeout=provider.timeout_s, http_client=http, **options
+    )
 
 
 class OpenAIService:
     """For one event loop. sdk: its client. where: its address, for people. errors: what a request can raise."""
 
-    def __init__(self, provider: OpenAIProvider, max_in_flight: int = 16, seed: int = 0, first_wait_s: float = FIRST_WAIT_S) -> None:
+    def __init__(
+        self, provider: OpenAIProvider, max_in_flight: int = 16, seed: int = 0, first_wait_s: float = FIRST_WAIT_S
+    ) -> None:
         """max_in_flight: connections. seed: of the waits' jitter. first_wait_s: see `backoff_s`.
 
         Raises UserError when the key or the SDK is missing, or key or address cannot be sent.
@@ -284,12 +306,14 @@ class OpenAIService:
         self.where = _where(base_url(provider))
         names = {"openai": "OpenAIError", "httpx2": "HTTPError", "aiohttp": "ClientError"}
         found: list[Any] = [getattr(require(module, "text"), name) for module, name in names.items()]
-        self.errors: tuple[type[Exception], ...] = (*found, TimeoutError, OSError)  # all that a request can raise that did not work
+        # all that a request can raise that did not work
+        self.errors: tuple[type[Exception], ...] = (*found, TimeoutError, OSError)
         self.raw = cast("type[httpx2.Response]", require("httpx2", "text").Response)
         self._redact = Redactor([provider.api_key_variable])
 
     def failure(self, error: Exception, model: str = "") -> Failure:
-        """The failure behind one of `errors`; none of it is kept. model: that the request was for, if it was for one."""
+        """The failure behind one of `errors`; none of it is kept. model: that the request was for, if it was for
+        one."""
         import aiohttp
         import openai
 
@@ -298,7 +322,8 @@ class OpenAIService:
             variable = self.provider.api_key_variable
             return refused(error.status_code, body, error.response.headers, self.where, variable, model)
         causes: list[BaseException] = [error]
-        while (cause := causes[-1].__cause__) is not None:  # the SDK and its transport give their own names to what the network said
+        # the SDK and its transport give their own names to what the network said
+        while (cause := causes[-1].__cause__) is not None:
             causes.append(cause)
         if any(isinstance(cause, require("httpx2", "text").DecodingError) for cause in causes):
             return lost(f"{self.where} sent something that is not JSON")
@@ -306,9 +331,14 @@ class OpenAIService:
             if isinstance(cause, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
                 said = _printable(str(getattr(cause, "certificate_error", cause)))
                 trusted = "set SSL_CERT_FILE to a file with the certificate of the authority that signed it"
-                return Failure("user", f"the certificate of {self.where} is not trusted ({said}); {trusted}, or mend base_url")
+                return Failure(
+                    "user", f"the certificate of {self.where} is not trusted ({said}); {trusted}, or mend base_url"
+                )
         if any(isinstance(cause, aiohttp.ClientConnectorSSLError) for cause in causes):
-            return Failure("user", f"{self.where} does not speak TLS, or not as this machine does; is base_url to begin with http://?")
+            return Failure(
+                "user",
+                f"{self.where} does not speak TLS, or not as this machine does; is base_url to begin with http://?",
+            )
         if any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes):
             return Failure("retry", f"{self.where} cannot be reached")
         if any(isinstance(cause, TimeoutError) for cause in causes):
@@ -321,13 +351,14 @@ class OpenAIService:
         return told_in_answer(json.loads(text), self.where, self.provider.api_key_variable, model)
 
     def wait_s(self, failure: Failure, key: str, attempt: int) -> float:
-        """Seconds before attempt number `attempt` + 1 of the request `key`: what the service asks for, else longer each time."""
+        """Seconds before attempt number `attempt` + 1 of the request `key`: what the service asks for, else longer each
+        time."""
         jitter = backoff_s(self.seed, key, attempt, self._first_wait_s)
         return jitter if failure.wait_s is None else failure.wait_s + 0.1 * jitter
 
     async def patiently(self, call: Callable[[], Awaitable[T]], key: str = "jobs", max_retries: int | None = None) -> T:
-        """The result of a request that may be repeated, and is while the failure is not ours. key: tells requests apart. max_retries: none
-        for the provider's.
+        """The result of a request that may be repeated, and is while the failure is not ours. key: tells requests
+        apart. max_retries: none for the provider's.
 
         Raises the failure's error (`Failure.error`) for a refusal, TrainingError after `max_retries` repeats.
         """

@@ -1,14 +1,18 @@
-"""A model at a training service that both samples, with log-probabilities, and learns, behind the methods of `PolicyModel`.
+"""A model at a training service that both samples, with log-probabilities, and learns, behind the methods of
+`PolicyModel`.
 
 Decisions that matter here:
-- the service's own loss (`importance_sampling`; `ppo` where a bound on the ratio is set) with the weight of each token times its advantage
-  is `nip_ray.learning.token_losses.token_loss` with a ratio for each token, in one pass. With a KL term, or one ratio for the whole turn,
-  `token_loss` itself is sent as the library's custom loss, which goes forward once more. There is no entropy over all tokens;
-- gradient and step are asked for together, as the service likes it, and both are waited for. The library numbers its requests, so that
-  one it repeats is not done twice. If no answer comes, nobody here knows whether the step was taken: the run ends, and a resumed one
-  begins a new client from the weights and moments saved last. So no step is ever taken twice on the same weights;
+- the service's own loss (`importance_sampling`; `ppo` where a bound on the ratio is set) with the weight of each token
+  times its advantage is `nip_ray.learning.token_losses.token_loss` with a ratio for each token, in one pass. With a KL
+  term, or one ratio for the whole turn, `token_loss` itself is sent as the library's custom loss, which goes forward
+  once more. There is no entropy over all tokens;
+- gradient and step are asked for together, as the service likes it, and both are waited for. The library numbers its
+  requests, so that one it repeats is not done twice. If no answer comes, nobody here knows whether the step was taken:
+  the run ends, and a resumed one begins a new client from the weights and moments saved last. So no step is ever taken
+  twice on the same weights;
 - weights to sample from and to learn from are saved under one name, so the address of either gives that of the other;
-- the sampler has the weights of the last `take`, and may be asked while a step is taken. Log-probabilities are at temperature 1.
+- the sampler has the weights of the last `take`, and may be asked while a step is taken. Log-probabilities are at
+  temperature 1.
 """
 
 import json
@@ -23,7 +27,15 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, is_ppo, not_finite, token_loss, token_weights
+from nip_ray.learning.token_losses import (
+    LossFigures,
+    Surrogate,
+    clipped_surrogate,
+    is_ppo,
+    not_finite,
+    token_loss,
+    token_weights,
+)
 from nip_ray.learning.token_rows import Turn
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest
@@ -39,14 +51,17 @@ _UNBOUNDED = 1e6  # a ratio that is never reached, where only one bound is set
 
 
 class ServicePolicy:
-    """One set of weights. model: a base model of the service, or the address of saved weights. See `Policy` for its methods.
+    """One set of weights. model: a base model of the service, or the address of saved weights. See `Policy` for its
+    methods.
 
     Raises UserError for a missing library or key, and for a model that the service does not have.
     """
 
     samples_apart = True
 
-    def __init__(self, model: str, provider: TrainingServiceProvider, *, trained: bool, seed: int = 0, library: Any = None) -> None:
+    def __init__(
+        self, model: str, provider: TrainingServiceProvider, *, trained: bool, seed: int = 0, library: Any = None
+    ) -> None:
         """seed: of the adapters' first weights."""
         self.model, self.trained, self.steps = model, trained, 0
         self._link, self._seed = ServiceLink(provider, library), seed
@@ -55,10 +70,15 @@ class ServicePolicy:
         self._kept: dict[str, str] = {}  # name -> address of what this client has saved to sample from
         base = model
         if model.startswith(ADDRESS):
-            base = self._link.made(self._link.rest().get_weights_info_by_tinker_path, model.replace(SAMPLE, TRAIN)).base_model
+            base = self._link.made(
+                self._link.rest().get_weights_info_by_tinker_path, model.replace(SAMPLE, TRAIN)
+            ).base_model
         context = provider.max_length or self._link.base_model(base).max_context_length
         if context is None:
-            raise UserError(f"providers.<name>.max_length: the training service does not say how many tokens {base} can read, set it")
+            raise UserError(
+                f"providers.<name>.max_length: the training service does not say how many tokens {base} can read,"
+                " set it"
+            )
         self._sampler = self._sampler_of(model)
         self.chat = ChatFormat(self._sampler.get_tokenizer(), context)
         self._start: Any = None
@@ -81,9 +101,13 @@ class ServicePolicy:
             sequence = self._link.result(one).sequences[0]
             tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or list[float]())
             if not tokens or len(tokens) != len(logprobs):
-                raise TrainingError(f"the training service gave {len(tokens)} tokens with {len(logprobs)} log-probabilities for a reply")
+                raise TrainingError(
+                    f"the training service gave {len(tokens)} tokens with {len(logprobs)} log-probabilities for a reply"
+                )
             reason = "length" if sequence.stop_reason == "length" else "stop"
-            made.append(Generation(self.chat.opened + self.chat.text(tokens), tokens, reason, len(request.prompt), logprobs))
+            made.append(
+                Generation(self.chat.opened + self.chat.text(tokens), tokens, reason, len(request.prompt), logprobs)
+            )
         return made
 
     def forget(self) -> None:
@@ -97,22 +121,33 @@ class ServicePolicy:
     def _logprobs_by(self, sampler: Any, turns: Sequence[Turn]) -> list[list[float]]:
         if any(turn.temperature != 1 for turn in turns):
             raise UserError(
-                "scenario.agents.<agent>.temperature: a training service gives log-probabilities at temperature 1, set it to that"
+                "scenario.agents.<agent>.temperature: a training service gives log-probabilities at temperature 1, set"
+                " it to that"
             )
         inputs = [self._link.types.ModelInput.from_ints([*turn.prompt, *turn.reply]) for turn in turns]
         asked = [sampler.compute_logprobs(one) for one in inputs]
-        return [[float(found) for found in self._link.result(one)[-len(turn.reply) :]] for one, turn in zip(asked, turns, strict=True)]
+        return [
+            [float(found) for found in self._link.result(one)[-len(turn.reply) :]]
+            for one, turn in zip(asked, turns, strict=True)
+        ]
 
     def keep_start(self, folder: Path) -> None:
         """Tie KL divergences to the model that `save` put into `folder`, else to the one that this was made of."""
         saved = folder / SAVED
-        self._start = self._sampler_of(json.loads(saved.read_text(encoding="utf-8"))["model"] if saved.is_file() else self.model)
+        self._start = self._sampler_of(
+            json.loads(saved.read_text(encoding="utf-8"))["model"] if saved.is_file() else self.model
+        )
         self._start_logprobs.clear()
 
     def step(
-        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+        self,
+        turns: Sequence[Turn],
+        settings: TokenTrainingSettings,
+        max_tokens: int,
+        surrogate: Surrogate = clipped_surrogate,
     ) -> dict[str, float]:
-        """One step of policy gradient on a minibatch; see `PolicyModel.step`. There is no entropy, and a norm only where it is told."""
+        """One step of policy gradient on a minibatch; see `PolicyModel.step`. There is no entropy, and a norm only
+        where it is told."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         mask_NT = _padded([[1.0] * len(turn.reply) for turn in turns])
         weight_NT = token_weights(mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
@@ -136,14 +171,18 @@ class ServicePolicy:
                 return loss, {}
 
             data = [self._link.datum(turn) for turn in turns]
-            norm = self._descend(client, client.forward_backward_custom(data, own_loss), settings, settings.learning_rate)[1]
+            norm = self._descend(
+                client, client.forward_backward_custom(data, own_loss), settings, settings.learning_rate
+            )[1]
         else:
             credit_NT = weight_NT * advantage_N[:, None]
             data = [
                 self._link.datum(turn, logprobs=turn.logprobs, advantages=credit_T[: len(turn.reply)].tolist())
                 for turn, credit_T in zip(turns, credit_NT, strict=True)
             ]
-            output, norm = self._descend(client, client.forward_backward(data, *named), settings, settings.learning_rate)
+            output, norm = self._descend(
+                client, client.forward_backward(data, *named), settings, settings.learning_rate
+            )
             figures = [loss_of([_logprobs(found) for found in output.loss_fn_outputs])[1]]
         told = figures[-1].metrics()
         del told["entropy"]
@@ -158,8 +197,11 @@ class ServicePolicy:
         found = [_logprobs(one)[-len(turn.reply) :] for one, turn in zip(output.loss_fn_outputs, turns, strict=True)]
         return _finite({"loss": -float(torch.cat(found).sum()) / num_tokens, **norm})
 
-    def _descend(self, client: Any, gradient: Any, settings: TokenTrainingSettings, rate: float) -> tuple[Any, dict[str, float]]:
-        """Take the step of a gradient that was asked for; returns what came with that, and the norm where it is told."""
+    def _descend(
+        self, client: Any, gradient: Any, settings: TokenTrainingSettings, rate: float
+    ) -> tuple[Any, dict[str, float]]:
+        """Take the step of a gradient that was asked for; returns what came with that, and the norm where it is
+        told."""
         params = self._link.types.AdamParams(
             learning_rate=rate,
             beta1=0.9,
@@ -204,7 +246,8 @@ class ServicePolicy:
         self.take(self.weights())
 
     def save(self, folder: Path) -> str:
-        """Keep the weights at the service, under the folder's name, and their address in the folder; returns that address."""
+        """Keep the weights at the service, under the folder's name, and their address in the folder; returns that
+        address."""
         self._link.result(self._learner().save_state(folder.name, overwrite=True))
         address = self._saved(folder.name, None)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +287,10 @@ def _named_loss(settings: TokenTrainingSettings) -> tuple[str, dict[str, float] 
     low, high = settings.clip_low, settings.clip_high
     if low is None and high is None:
         return "importance_sampling", None
-    return "ppo", {"clip_low_threshold": 0.0 if low is None else 1 - low, "clip_high_threshold": _UNBOUNDED if high is None else 1 + high}
+    return "ppo", {
+        "clip_low_threshold": 0.0 if low is None else 1 - low,
+        "clip_high_threshold": _UNBOUNDED if high is None else 1 + high,
+    }
 
 
 def _logprobs(output: Mapping[str, Any]) -> Tensor:
@@ -253,11 +299,14 @@ def _logprobs(output: Mapping[str, Any]) -> Tensor:
 
 def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
     """(N, T), zero behind the end of a row."""
-    return torch.nn.utils.rnn.pad_sequence([torch.tensor([*row], dtype=torch.float32) for row in rows], batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor([*row], dtype=torch.float32) for row in rows], batch_first=True
+    )
 
 
 def _finite(told: dict[str, float]) -> dict[str, float]:
-    """The figures. Raises TrainingError where the loss is not a number: whoever resumes goes back to what was saved before."""
+    """The figures. Raises TrainingError where the loss is not a number: whoever resumes goes back to what was saved
+    before."""
     if not math.isfinite(told["loss"]):
         raise not_finite(f"loss {told['loss']}")
     return told

@@ -1,16 +1,20 @@
-"""Services with the low-level training protocol (forward and backward, optimiser step, sample, save): fine-tuning jobs and chats.
+"""Services with the low-level training protocol (forward and backward, optimiser step, sample, save): fine-tuning jobs
+and chats.
 
 Written against the client of the `tinker` package, 0.30 and later. Decisions that matter here:
-- it comes in through one door (`ServiceLink`), so that tests put something with the same names in its place. What fails is told without
-  the library's own text: nobody promises that it holds no key;
-- such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal (`jobs.jsonl` in the
-  backend's folder) says what was asked for, up to which step its weights are saved, and how it ended. So `find` asks the journal, and
-  no creation is ever in doubt;
-- after a kill the loop takes the same steps on from the last saved weights, optimiser included. Steps after those are done, and billed,
-  again: at most `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
-- a job is billed for every pass over tokens that the journal says was about to be asked for, those done again among them, each at the
-  price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
-- a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal.
+- it comes in through one door (`ServiceLink`), so that tests put something with the same names in its place. What fails
+  is told without the library's own text: nobody promises that it holds no key;
+- such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal
+  (`jobs.jsonl` in the backend's folder) says what was asked for, up to which step its weights are saved, and how it
+  ended. So `find` asks the journal, and no creation is ever in doubt;
+- after a kill the loop takes the same steps on from the last saved weights, optimiser included. Steps after those are
+  done, and billed, again: at most `checkpoint_every` - 1 of them. Saving is repeated under the same name, which
+  overwrites;
+- a job is billed for every pass over tokens that the journal says was about to be asked for, those done again among
+  them, each at the price of training: for DPO the reference's, and two for each step (the service's own loss function
+  goes forward first);
+- a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in
+  the journal.
 """
 
 import asyncio
@@ -47,7 +51,8 @@ _NOT_ALLOWED = ("AuthenticationError", "PermissionDeniedError", "BillingError")
 
 
 class ServiceLink:
-    """The library, and one client of the service. library: what has `ServiceClient`, `RestClient` and `types` (none: `tinker`).
+    """The library, and one client of the service. library: what has `ServiceClient`, `RestClient` and `types` (none:
+    `tinker`).
 
     Raises UserError for a missing library or key.
     """
@@ -78,11 +83,14 @@ class ServiceLink:
         found = self.made(self.rest().get_server_capabilities)
         known = {entry.model_name: entry for entry in found.supported_models if entry.model_name}
         if model not in known:
-            raise UserError(f"the training service has no model {model!r}; it has {', '.join(sorted(known)[:8]) or 'none'}")
+            raise UserError(
+                f"the training service has no model {model!r}; it has {', '.join(sorted(known)[:8]) or 'none'}"
+            )
         return known[model]
 
     def learner_of(self, model: str, seed: int, state: str | None = None) -> Callable[[], Any]:
-        """The request for a client that learns: on from a `state` with its optimiser, from saved weights, or from new adapters."""
+        """The request for a client that learns: on from a `state` with its optimiser, from saved weights, or from new
+        adapters."""
         service = self.service()
         if state is not None:
             return partial(service.create_training_client_from_state_with_optimizer, state)
@@ -95,10 +103,14 @@ class ServiceLink:
         return {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
 
     def datum(self, turn: Turn, **of_reply: Sequence[float]) -> Any:
-        """Predict each token from those before it. of_reply: inputs of the loss at the reply's tokens; they are 0 at the prompt's."""
+        """Predict each token from those before it. of_reply: inputs of the loss at the reply's tokens; they are 0 at
+        the prompt's."""
         types, tokens, before = self.types, [*turn.prompt, *turn.reply], len(turn.prompt) - 1
         shape = [len(tokens) - 1]
-        inputs = {name: types.TensorData(data=[0.0] * before + [*row], dtype="float32", shape=shape) for name, row in of_reply.items()}
+        inputs = {
+            name: types.TensorData(data=[0.0] * before + [*row], dtype="float32", shape=shape)
+            for name, row in of_reply.items()
+        }
         inputs["target_tokens"] = types.TensorData(data=tokens[1:], dtype="int64", shape=shape)
         return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
@@ -125,10 +137,17 @@ class ServiceLink:
         if isinstance(error, UserError | TrainingError):
             return error
         if type(error).__name__ in _NOT_ALLOWED:
-            return UserError(f"the training service refuses the key in ${self.provider.api_key_variable} ({type(error).__name__})")
+            return UserError(
+                f"the training service refuses the key in ${self.provider.api_key_variable} ({type(error).__name__})"
+            )
         if type(error).__name__ == "NotFoundError":
-            return UserError("the training service has no such model or saved weights (NotFoundError); they may have been deleted there")
-        return TrainingError(f"the training service failed ({type(error).__name__}); when it works again, resume the run")
+            return UserError(
+                "the training service has no such model or saved weights (NotFoundError); they may have been deleted"
+                " there"
+            )
+        return TrainingError(
+            f"the training service failed ({type(error).__name__}); when it works again, resume the run"
+        )
 
     def close(self) -> None:
         """End the session; what was saved stays at the service."""
@@ -143,7 +162,8 @@ async def made(create: Any, *given: Any, **named: Any) -> Any:
 
 
 class TrainingServiceJobs:
-    """A `FineTuneBackend` that keeps its jobs in `folder`. library: what has `ServiceClient`, `RestClient` and `types` (none: `tinker`).
+    """A `FineTuneBackend` that keeps its jobs in `folder`. library: what has `ServiceClient`, `RestClient` and `types`
+    (none: `tinker`).
 
     Raises UserError for a missing library or key, or when another process uses the folder.
     """
@@ -175,7 +195,10 @@ class TrainingServiceJobs:
         if not model.startswith(ADDRESS):
             await asyncio.to_thread(self._link.base_model, model)
         elif SAMPLE in model and self._journal.last("ended", model=model) is None:
-            raise UserError(f"{model} holds weights to sample from, made by another run; to fine-tune them name its weights to train from")
+            raise UserError(
+                f"{model} holds weights to sample from, made by another run; to fine-tune them name its weights to"
+                " train from"
+            )
 
     async def upload(self, name: str, data: bytes) -> str:
         """See `FineTuneBackend`. The file stays here: it is sent as tokens, step by step."""
@@ -227,11 +250,14 @@ class TrainingServiceJobs:
         ended = self._journal.last("ended", id=job_id)
         if ended is None:
             return FineTuneJob(job_id, created["key"], "running" if job_id in self._loops else "pending")
-        return FineTuneJob(job_id, created["key"], ended["status"], ended.get("model"), ended.get("trained_tokens"), ended.get("error"))
+        return FineTuneJob(
+            job_id, created["key"], ended["status"], ended.get("model"), ended.get("trained_tokens"), ended.get("error")
+        )
 
     def _begin(self, job_id: str) -> None:
         loop = self._loops[job_id] = asyncio.get_running_loop().create_task(self._train(job_id))
-        loop.add_done_callback(lambda task: task.cancelled() or task.exception())  # the next poll reads it, if there is one
+        # the next poll reads it, if there is one
+        loop.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _after(self, job_id: str, loop: asyncio.Task[None]) -> None:
         """Begin a loop that ended too early again, or give up."""
@@ -259,12 +285,19 @@ class TrainingServiceJobs:
         spec = FineTuneSpec(**created["spec"])
         saved = self._journal.last("saved", id=job_id)
         ended = self._journal.last("ended", model=spec.model)
-        model, seed = spec.model if ended is None else ended["state"], stable_seed(spec.seed, "adapters", spec.key) % 2**31
+        model, seed = (
+            spec.model if ended is None else ended["state"],
+            stable_seed(spec.seed, "adapters", spec.key) % 2**31,
+        )
         client = await made(self._link.learner_of(model, seed, None if saved is None else saved["path"]))
         try:
-            examples = _examples((self._folder / "files" / created["file"]).read_bytes(), spec.method, client.get_tokenizer())
+            examples = _examples(
+                (self._folder / "files" / created["file"]).read_bytes(), spec.method, client.get_tokenizer()
+            )
         except UserError as error:
-            self._journal.append("ended", id=job_id, status="failed", error=f"the training data cannot be used: {error}")
+            self._journal.append(
+                "ended", id=job_id, status="failed", error=f"the training data cannot be used: {error}"
+            )
             return
         reference = await self._reference(job_id, spec, client, examples)
         plan = steps(len(examples), spec)
@@ -276,16 +309,23 @@ class TrainingServiceJobs:
                 await self._save(job_id, client, number + 1)
         state = await self._save(job_id, client, len(plan))
         model = (await client.save_weights_for_sampler(f"{job_id}-model")).path
-        self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id))
+        self._journal.append(
+            "ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id)
+        )
 
-    async def _reference(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Turn]]) -> list[list[float]]:
-        """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are others."""
+    async def _reference(
+        self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Turn]]
+    ) -> list[list[float]]:
+        """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are
+        others."""
         if spec.method != "dpo":
             return [[] for _ in examples]
         known = self._journal.last("reference", id=job_id)
         if known is None:
             self._pass(job_id, examples, 1)
-            data = [self._link.datum(example, weights=[0.0] * len(example.reply)) for pair in examples for example in pair]
+            data = [
+                self._link.datum(example, weights=[0.0] * len(example.reply)) for pair in examples for example in pair
+            ]
             outputs = (await client.forward(data, "cross_entropy")).loss_fn_outputs
             sums = [
                 float(out["logprobs"].to_torch()[-len(one.reply) :].sum())
@@ -294,7 +334,9 @@ class TrainingServiceJobs:
             known = self._journal.append("reference", id=job_id, sums=[sums[n : n + 2] for n in range(0, len(sums), 2)])
         return known["sums"]
 
-    async def _step(self, spec: FineTuneSpec, client: Any, batch: list[list[Turn]], reference: list[list[float]]) -> None:
+    async def _step(
+        self, spec: FineTuneSpec, client: Any, batch: list[list[Turn]], reference: list[list[float]]
+    ) -> None:
         """One optimiser step. Its request is sent before the gradients are there, as the service likes it."""
         flat, beta = [example for row in batch for example in row], BETA if spec.beta is None else spec.beta
         lengths = [len(example.reply) for example in flat]
@@ -307,8 +349,12 @@ class TrainingServiceJobs:
             return value - spec.nll_coefficient * sums[::2].sum() / sum(lengths[::2]), {}
 
         supervised = spec.method == "supervised"
-        gradients = client.forward_backward(data, "cross_entropy") if supervised else client.forward_backward_custom(data, loss)
-        rate = (LEARNING_RATE if spec.learning_rate is None else spec.learning_rate) * (spec.learning_rate_multiplier or 1.0)
+        gradients = (
+            client.forward_backward(data, "cross_entropy") if supervised else client.forward_backward_custom(data, loss)
+        )
+        rate = (LEARNING_RATE if spec.learning_rate is None else spec.learning_rate) * (
+            spec.learning_rate_multiplier or 1.0
+        )
         update = client.optim_step(self._link.types.AdamParams(learning_rate=rate))
         await gradients
         await update
@@ -320,7 +366,9 @@ class TrainingServiceJobs:
 
     def _pass(self, job_id: str, examples: list[list[Turn]], times: int) -> None:
         """These tokens are about to go through the model."""
-        self._journal.append("pass", id=job_id, tokens=times * sum(len(one.prompt) + len(one.reply) for row in examples for one in row))
+        self._journal.append(
+            "pass", id=job_id, tokens=times * sum(len(one.prompt) + len(one.reply) for row in examples for one in row)
+        )
 
     def _passed(self, job_id: str) -> int:
         return sum(entry["tokens"] for entry in self._journal.entries("pass", id=job_id))
@@ -336,7 +384,9 @@ class TrainingServiceChat:
     async def complete(self, request: ChatRequest) -> ChatReply:
         """See `ChatClient`. The same call has the same seed, so that one that is repeated is answered alike."""
         if request.schema is not None:
-            raise UserError("scenario.decision_format: the training service cannot hold replies to a schema, set it to text")
+            raise UserError(
+                "scenario.decision_format: the training service cannot hold replies to a schema, set it to text"
+            )
         sampler = await self._sampler(request.model)
         tokenizer, types = sampler.get_tokenizer(), self._link.types
         prompt = _format(tokenizer).prompt(request.messages)
@@ -348,10 +398,14 @@ class TrainingServiceChat:
             sequence = (await sampler.sample(types.ModelInput.from_ints(prompt), 1, params)).sequences[0]
         except Exception as error:
             if is_about_words(str(error)):
-                return ChatReply(None, "refused", 0, 0, refusal=f"the training service refused the prompt ({type(error).__name__})")
+                return ChatReply(
+                    None, "refused", 0, 0, refusal=f"the training service refused the prompt ({type(error).__name__})"
+                )
             raise self._link.told(error) from None
         text = tokenizer.decode(list(sequence.tokens), skip_special_tokens=True)
-        return ChatReply(text, "length" if sequence.stop_reason == "length" else "stop", len(prompt), len(sequence.tokens))
+        return ChatReply(
+            text, "length" if sequence.stop_reason == "length" else "stop", len(prompt), len(sequence.tokens)
+        )
 
     async def close(self) -> None:
         """See `ChatClient`."""
@@ -361,7 +415,9 @@ class TrainingServiceChat:
         """The client of a model, made once however many ask for it at the same time; one that failed is recreated."""
         task = self._samplers.get(model)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.ensure_future(self._link.call(made(self._link.service().create_sampling_client, **self._link.which(model))))
+            task = asyncio.ensure_future(
+                self._link.call(made(self._link.service().create_sampling_client, **self._link.which(model)))
+            )
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits may be cancelled
             self._samplers[model] = task
         await asyncio.wait([task])
@@ -378,13 +434,15 @@ def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:
 
 
 def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
-    """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of the better and the worse reply."""
+    """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of the better and the worse
+    reply."""
     margin = (logprobs - reference)[:, 0] - (logprobs - reference)[:, 1]
     return -torch.nn.functional.logsigmoid(beta * margin).mean()
 
 
 def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Turn]]:
-    """One (supervised) or two (dpo: better, worse) examples for each line. Raises UserError for a line of another form."""
+    """One (supervised) or two (dpo: better, worse) examples for each line. Raises UserError for a line of another
+    form."""
 
     def turn(chat: list[dict[str, Any]], said: str) -> Turn:
         reply = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]

@@ -2,11 +2,13 @@
 
 Decisions that matter here:
 
-- It really plays and learns, on short chains of moves: rules with fine-tuning jobs with random replies of the right form, rules on tokens
-  with models of a few thousand weights. Those runs, one undisturbed and one that is stopped after every stage, have to agree.
-- Besides, the rule's functions are called with what that run played: they must be pure, and an agent may learn its own replies alone.
-- A key of the rule's own that nothing reads is a fault. What is read is seen by settings that note it, also under the other choices that
-  its keys have.
+- It really plays and learns, on short chains of moves: rules with fine-tuning jobs with random replies of the right
+  form, rules on tokens with models of a few thousand weights. Those runs, one undisturbed and one that is stopped after
+  every stage, have to agree.
+- Besides, the rule's functions are called with what that run played: they must be pure, and an agent may learn its own
+  replies alone.
+- A key of the rule's own that nothing reads is a fault. What is read is seen by settings that note it, also under the
+  other choices that its keys have.
 """
 
 import copy
@@ -46,7 +48,10 @@ _TASK: dict[str, Any] = {
     "scenario": {"name": "state_tracking", "length": 4, "num_train": 60, "num_test": 2},
 }
 _MODELS: Mapping[bool, dict[str, Any]] = {
-    False: {"agents": {"_default": {"provider": "nobody", "model": "nobody"}}, "providers": {"nobody": {"name": "dummy"}}},
+    False: {
+        "agents": {"_default": {"provider": "nobody", "model": "nobody"}},
+        "providers": {"nobody": {"name": "dummy"}},
+    },
     True: {
         "agents": {"_default": {"model": "words", "max_tokens": 4, "max_invalid_replies": 1}},
         "providers": {"local": {"name": "local", "method": "full", "word_model": {"hidden_size": 16, "num_layers": 1}}},
@@ -56,12 +61,15 @@ _MODELS: Mapping[bool, dict[str, Any]] = {
 
 
 def check_text_algorithm(settings: Any) -> None:
-    """Raise one UserError that lists what is wrong with the registered rule of these settings; return quietly when nothing is found.
+    """Raise one UserError that lists what is wrong with the registered rule of these settings; return quietly when
+    nothing is found.
 
     Takes some seconds. What the rule itself raises, and what its config is refused for, comes through.
     """
     if isinstance(settings, type) or not hasattr(settings, "name"):
-        raise UserError(f"check_text_algorithm: got {reprlib.repr(settings)}, expected settings of a rule, such as MySettings()")
+        raise UserError(
+            f"check_text_algorithm: got {reprlib.repr(settings)}, expected settings of a rule, such as MySettings()"
+        )
     rule = TEXT_ALGORITHMS.get(settings.name)
     if rule is None or rule.settings is not type(settings):
         raise UserError(f"algorithm {settings.name!r}: is not registered; call nip_ray.plugins.register_text_algorithm")
@@ -88,8 +96,20 @@ def _config(settings: Any, on_tokens: bool) -> TextExperimentConfig:
     small: dict[str, Any] = {"num_test_items": 2, "num_test_repeats": 1, "format_warmup": 0}
     if on_tokens:
         rollouts = _ITEMS * settings.group_size
-        small |= {"warmup_steps": 20, "warmup_batch_size": 32, "warmup_learning_rate": 1e-2, "warmup_agents": None, "evaluate_every": 0}
-        small |= {"rollouts_per_iteration": rollouts, "checkpoint_every": 1, "keep_checkpoints": None, "curriculum": [], "agents": {}}
+        small |= {
+            "warmup_steps": 20,
+            "warmup_batch_size": 32,
+            "warmup_learning_rate": 1e-2,
+            "warmup_agents": None,
+            "evaluate_every": 0,
+        }
+        small |= {
+            "rollouts_per_iteration": rollouts,
+            "checkpoint_every": 1,
+            "keep_checkpoints": None,
+            "curriculum": [],
+            "agents": {},
+        }
     else:
         small |= {"rollouts_per_iteration": _ITEMS, "test_scheme": "last", "fine_tuning": {"min_examples": 1}}
     models = _MODELS[on_tokens]
@@ -116,12 +136,16 @@ def _run(config: TextExperimentConfig, prepared: Prepared, path: Path, stop: boo
             state = load_state(folder) if stop else trainer.state
 
 
-def _run_faults(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, whole: Path, stopped: Path) -> Iterator[str]:
+def _run_faults(
+    config: TextExperimentConfig, rule: TextRule, prepared: Prepared, whole: Path, stopped: Path
+) -> Iterator[str]:
     """Figures are finite, somebody learns, and to be stopped changes nothing."""
     found: list[list[dict[str, Any]]] = []
     for path in (whole, stopped):
         with RunFolder.open(path) as folder:  # without what depends on the clock, or on names that jobs are given
-            kept = [{name: row[name] for name in row if not name.startswith(("time/", "cost/"))} for row in folder.metrics()]
+            kept = [
+                {name: row[name] for name in row if not name.startswith(("time/", "cost/"))} for row in folder.metrics()
+            ]
         found.append(kept)
     rows, others = found
     figures = [(name, value) for row in rows for name, value in row.items()]
@@ -134,8 +158,9 @@ def _run_faults(config: TextExperimentConfig, rule: TextRule, prepared: Prepared
     if rows != others or _learned(config, rule, prepared, whole) != _learned(config, rule, prepared, stopped):
         pairs = ((name, one[name], other.get(name)) for one, other in zip(rows, others, strict=True) for name in one)
         yield (
-            f"a run that is stopped and resumed gives other figures ({next((name for name, a, b in pairs if a != b), 'the rest')}); "
-            "use no state but the agent's and the memory of advantages, and draw from agent.random()"
+            "a run that is stopped and resumed gives other figures"
+            f" ({next((name for name, a, b in pairs if a != b), 'the rest')}); use no state but the agent's and the"
+            " memory of advantages, and draw from agent.random()"
         )
 
 
@@ -152,8 +177,13 @@ def _learned(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, p
 
 
 def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
-    """Of a rule with fine-tuning jobs: what an agent learns to say, and is shown to have said, are usable replies of its own."""
-    dialogues = [dialogue for one in played for dialogue in ([leaf.dialogue for leaf in leaves(one)] if isinstance(one, Node) else [one])]
+    """Of a rule with fine-tuning jobs: what an agent learns to say, and is shown to have said, are usable replies of
+    its own."""
+    dialogues = [
+        dialogue
+        for one in played
+        for dialogue in ([leaf.dialogue for leaf in leaves(one)] if isinstance(one, Node) else [one])
+    ]
     turns, found = [turn for dialogue in dialogues for taken in dialogue.rounds for turn in taken], 0
     protocol = prepared.scenario.protocol
     for name in protocol.agents:
@@ -164,12 +194,21 @@ def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Seque
         if list(played) != before:
             yield f"{_way(rule)} changes the dialogues that it is given"
         own = {turn.raw for turn in turns if turn.agent == name and not turn.invalid}
-        own |= {prepared.scenario.verdict_text(y) for y in range(len(protocol.verdicts))} if name in protocol.verifiers else set()
+        own |= (
+            {prepared.scenario.verdict_text(y) for y in range(len(protocol.verdicts))}
+            if name in protocol.verifiers
+            else set()
+        )
         for chat, replies in made:
-            if not own.issuperset([*replies, *(message["content"] for message in chat if message["role"] == "assistant")]):
+            if not own.issuperset(
+                [*replies, *(message["content"] for message in chat if message["role"] == "assistant")]
+            ):
                 yield f"{name!r} learns a reply that it never gave; learn an agent's own turns (agent.example)"
             if not chat or chat[-1]["role"] == "assistant":
-                yield f"{name!r} learns from a chat that is empty or ends in a reply; make it by scenario.fenced_chat or training_chat"
+                yield (
+                    f"{name!r} learns from a chat that is empty or ends in a reply; make it by scenario.fenced_chat or"
+                    " training_chat"
+                )
         found += len(made)
     if not found:
         yield f"{_way(rule)} finds nothing to learn from in {len(dialogues)} dialogues of random replies"
@@ -196,7 +235,9 @@ def _token_faults(rule: TextRule, settings: Any) -> Iterator[str]:
     for number, paid_N in enumerate((return_N, torch.where(group_N == 1, 0.1, return_N), torch.zeros(12))):
         turns, before = AgentTurns("verifier", paid_N, group_N, torch.arange(12)), dict(memory)
         found, after = advantages_of(rule.advantages, turns, memory, settings)
-        again, after_again = advantages_of(rule.advantages, replace(turns, return_N=paid_N.clone()), dict(before), settings)
+        again, after_again = advantages_of(
+            rule.advantages, replace(turns, return_N=paid_N.clone()), dict(before), settings
+        )
         if not torch.equal(found.advantage_N, again.advantage_N) or after != after_again or memory != before:
             yield "advantages depends on more than its arguments, or changes them; return the new memory"
         if not number and not found.advantage_N.any():
@@ -227,7 +268,9 @@ def _unread(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[
     variants = [settings]
     for name in own:
         annotation = keys[name].annotation
-        choices = get_args(annotation) if get_origin(annotation) is Literal else (True, False) if annotation is bool else ()
+        choices = (
+            get_args(annotation) if get_origin(annotation) is Literal else (True, False) if annotation is bool else ()
+        )
         variants += [replace(settings, **{name: choice}) for choice in choices if choice != getattr(settings, name)]
     for chosen in variants:
         if any(chosen.faults()):
@@ -239,7 +282,9 @@ def _unread(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[
         for name in prepared.scenario.protocol.agents:
             _taught(rule, played, LearningAgent(name, prepared.scenario, noting, 0, 1))
         rule.told(played, prepared.scenario.protocol, noting)
-    yield from (f"{name}: nothing reads this key; use it in {_way(rule)} or leave it out" for name in own if name not in seen)
+    yield from (
+        f"{name}: nothing reads this key; use it in {_way(rule)} or leave it out" for name in own if name not in seen
+    )
 
 
 def _noting(settings: Any, seen: set[str]) -> Any:

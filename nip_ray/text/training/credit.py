@@ -19,7 +19,8 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.text.training.model_play import Reply
 
 TurnAdvantages = Callable[[AgentTurns, Mapping[str, float], Any], tuple[Advantages, dict[str, float]]]
-"""(an agent's turns, what the rule remembers, settings) -> (their advantages, what it remembers then: numbers, kept in checkpoints)."""
+"""(an agent's turns, what the rule remembers, settings) -> (their advantages, what it remembers then: numbers, kept in
+checkpoints)."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ def credit(
     replies: Sequence[Reply],
     memory: Mapping[str, float],
 ) -> Credit:
-    """Credit the replies, one agent after the other. A turn's group is of its item, agent, round, opponents and the role
-    that it knows of.
+    """Credit the replies, one agent after the other. A turn's group is of its item, agent, round, opponents and the
+    role that it knows of.
     """
     made = Credit([], dict(memory), {})
     longest = max(len(dialogue.rounds) for dialogue in dialogues)
@@ -59,28 +60,51 @@ def credit(
             invalid = [any(turn.invalid for turn in turns if turn.agent == agent) for turns in taken]
             return_N = return_N - settings.invalid_penalty * torch.tensor(invalid)
         roles = [protocol.told_role(agent, one.round, dialogues[one.place].seed) for one in own]
-        keys = ((dialogues[one.place].item.id, one.round, one.snapshot, role) for one, role in zip(own, roles, strict=True))
-        turns = AgentTurns(agent, return_N, group_numbers(*zip(*keys, strict=True)), torch.tensor([reply.place for reply in own]), roles)
+        keys = (
+            (dialogues[one.place].item.id, one.round, one.snapshot, role) for one, role in zip(own, roles, strict=True)
+        )
+        turns = AgentTurns(
+            agent,
+            return_N,
+            group_numbers(*zip(*keys, strict=True)),
+            torch.tensor([reply.place for reply in own]),
+            roles,
+        )
         found, memory = advantages_of(advantages, turns, made.memory, settings)
         made.memory.update(memory)
         made.figures[f"learn/{agent}/return"] = float(return_N.mean())
         if found.num_groups:
             made.figures[f"learn/{agent}/groups_equal"] = found.equal_share
             made.figures[f"learn/{agent}/groups_alone"] = found.num_alone / found.num_groups
-        made.replies.extend((one, replace(one.turn, advantage=value)) for one, value in zip(own, found.advantage_N.tolist(), strict=True))
+        made.replies.extend(
+            (one, replace(one.turn, advantage=value))
+            for one, value in zip(own, found.advantage_N.tolist(), strict=True)
+        )
     return made
 
 
 def advantages_of(
     advantages: TurnAdvantages, turns: AgentTurns, memory: Mapping[str, float], settings: Any
 ) -> tuple[Advantages, dict[str, float]]:
-    """Advantages by the rule of these settings. Raises UserError unless that is a finite number for each turn, and numbers to keep."""
+    """Advantages by the rule of these settings. Raises UserError unless that is a finite number for each turn, and
+    numbers to keep."""
     place, given = f"algorithm {settings.name!r}: advantages", advantages(turns, memory, settings)
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Advantages) and isinstance(given[1], Mapping)):
-        raise UserError(f"{place} gives {reprlib.repr(given)}, expected (Advantages(advantage_N), what to remember by name)")
+    if not (
+        isinstance(given, tuple)
+        and len(given) == 2
+        and isinstance(given[0], Advantages)
+        and isinstance(given[1], Mapping)
+    ):
+        raise UserError(
+            f"{place} gives {reprlib.repr(given)}, expected (Advantages(advantage_N), what to remember by name)"
+        )
     advantage_N, new = given[0].advantage_N, given[1]
-    if not (isinstance(advantage_N, Tensor) and advantage_N.shape == turns.return_N.shape and advantage_N.isfinite().all()):
+    if not (
+        isinstance(advantage_N, Tensor) and advantage_N.shape == turns.return_N.shape and advantage_N.isfinite().all()
+    ):
         raise UserError(f"{place} must be one finite number for each turn (got {reprlib.repr(advantage_N)})")
-    if not all(isinstance(name, str) and isinstance(value, float | int) and math.isfinite(value) for name, value in new.items()):
+    if not all(
+        isinstance(name, str) and isinstance(value, float | int) and math.isfinite(value) for name, value in new.items()
+    ):
         raise UserError(f"{place} must remember finite numbers by name (got {reprlib.repr(dict(new))})")
     return given[0], dict(new)

@@ -1,14 +1,14 @@
-"""Expert iteration: learn, supervised, from one's own dialogues that went well; and what every rule with fine-tuning jobs is told of an
-agent that learns (`LearningAgent`), and makes of it (`Example`, `Pair`).
+"""Expert iteration: learn, supervised, from one's own dialogues that went well; and what every rule with fine-tuning
+jobs is told of an agent that learns (`LearningAgent`), and makes of it (`Example`, `Pair`).
 
 Decisions that matter here:
-- an agent's reward is its undiscounted sum over the episode, and a dialogue that reaches the threshold exactly is kept, whatever rounding
-  says: a verdict given at 95 per cent pays 0.95 - 0.05, which is a little less than 0.9 in binary;
-- an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one; where a scenario shows
-  an agent each turn afresh, every turn is an example. Invalid replies are in none: scenarios do not show an agent its own
-  (`training_chat`), and none is a completion;
-- weights are of dialogues in which the agent knew of the same role when it first spoke: what one role pays says nothing of how well the
-  other was played. A threshold is stated in the config and is one number for all;
+- an agent's reward is its undiscounted sum over the episode, and a dialogue that reaches the threshold exactly is kept,
+  whatever rounding says: a verdict given at 95 per cent pays 0.95 - 0.05, which is a little less than 0.9 in binary;
+- an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one;
+  where a scenario shows an agent each turn afresh, every turn is an example. Invalid replies are in none: scenarios do
+  not show an agent its own (`training_chat`), and none is a completion;
+- weights are of dialogues in which the agent knew of the same role when it first spoke: what one role pays says nothing
+  of how well the other was played. A threshold is stated in the config and is one number for all;
 - where all rewards are equal, weights are uniform (normalising them would divide 0 by 0).
 Source: Anthony, Tian and Barber, "Thinking Fast and Slow with Deep Learning and Tree Search", NeurIPS 2017.
 """
@@ -36,12 +36,15 @@ class Example:
         """True if the chat goes on from the earlier example's, with its reply as an assistant turn."""
         shown = len(earlier.chat)
         reply = self.chat[shown : shown + 1]
-        return self.chat[:shown] == earlier.chat and [(one["role"], one["content"]) for one in reply] == [("assistant", earlier.completion)]
+        return self.chat[:shown] == earlier.chat and [(one["role"], one["content"]) for one in reply] == [
+            ("assistant", earlier.completion)
+        ]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Of two replies to the same chat, the one that led to more. path: of the node whose children they stand in, in a tree."""
+    """Of two replies to the same chat, the one that led to more. path: of the node whose children they stand in, in a
+    tree."""
 
     chat: Chat
     preferred: str
@@ -51,7 +54,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Preferences:
-    """pairs: to learn from. equal, invalid: left out because both replies were the same, or because one was not usable."""
+    """pairs: to learn from. equal, invalid: left out because both replies were the same, or because one was not
+    usable."""
 
     pairs: list[Pair] = field(default_factory=list)
     equal: int = 0
@@ -82,8 +86,9 @@ class LearningAgent:
         return self.scenario.protocol.told_role(self.name, next(spoke, -1), dialogue.seed)
 
     def examples(self, dialogue: Dialogue) -> list[Example]:
-        """The agent's usable replies, each with what it saw before. A chat that goes on holds the earlier replies as assistant turns, so
-        that its last example is all; where an agent is shown each turn afresh, every turn is one."""
+        """The agent's usable replies, each with what it saw before. A chat that goes on holds the earlier replies as
+        assistant turns, so that its last example is all; where an agent is shown each turn afresh, every turn is
+        one."""
         kept: list[Example] = []
         for round in reversed(self.scenario.usable_rounds(dialogue, self.name)):
             example = Example(*self.scenario.training_chat(dialogue, self.name, round))
@@ -99,8 +104,8 @@ ROUNDING = 1e-6
 def select(rewards: Sequence[float], settings: ExpertIterationSettings, random: np.random.Generator) -> list[int]:
     """Indices of the dialogues to learn from, by their episode rewards (n of them).
 
-    threshold: all with reward >= reward_threshold, in order. weighted_sampling: round(n * sample_size_factor) draws in the order in
-    which they were drawn by `random`; without replacement no more than have a weight.
+    threshold: all with reward >= reward_threshold, in order. weighted_sampling: round(n * sample_size_factor) draws in
+    the order in which they were drawn by `random`; without replacement no more than have a weight.
     """
     if settings.selection == "threshold":
         return [index for index, reward in enumerate(rewards) if reward >= settings.reward_threshold - ROUNDING]
@@ -114,9 +119,11 @@ def select(rewards: Sequence[float], settings: ExpertIterationSettings, random: 
 
 
 def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.NDArray[np.float64]:
-    """(n,) probabilities of a draw: proportional to max(r, m) - m for the least reward m, plus weighting_epsilon / n, normalised.
+    """(n,) probabilities of a draw: proportional to max(r, m) - m for the least reward m, plus weighting_epsilon / n,
+    normalised.
 
-    m is weighting_minimum or, if none, the smallest reward. Uniform where that leaves no reward above m. n is at least 1.
+    m is weighting_minimum or, if none, the smallest reward. Uniform where that leaves no reward above m. n is at least
+    1.
     """
     reward_B = np.asarray(rewards, dtype=np.float64)
     least = reward_B.min() if settings.weighting_minimum is None else settings.weighting_minimum
@@ -128,7 +135,8 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
 
 
 def examples(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
-    """Examples from the dialogues that `select` takes: twice from one drawn twice, none from one without a usable turn of the agent."""
+    """Examples from the dialogues that `select` takes: twice from one drawn twice, none from one without a usable turn
+    of the agent."""
     random, by_role = agent.random(), dict[str | None, list[Dialogue]]()
     for dialogue in dialogues:
         role = None if agent.settings.selection == "threshold" else agent.first_role(dialogue)

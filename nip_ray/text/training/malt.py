@@ -1,11 +1,14 @@
 """MALT: a tree of replies for each item, preference pairs from what the replies led to, and figures of the trees.
 
 Decisions that matter here:
-- a node is a dialogue so far, a leaf where it ends; its children are independent samples of the next round, with the replies of all who
-  speak in it. All nodes of a tree share the episode seed; the path, one child number per round, tells samples apart;
-- a node's expected reward is the mean, over the dialogues that end below it, of what the agent is paid from the node's own round on.
-  So its own reward counts once for each leaf below (a sum over children that adds it only once would under-weight it);
-- a reply counts as positive by what the role pays that its agent knew of: replies to different prompts have thresholds of their own;
+- a node is a dialogue so far, a leaf where it ends; its children are independent samples of the next round, with the
+  replies of all who speak in it. All nodes of a tree share the episode seed; the path, one child number per round,
+  tells samples apart;
+- a node's expected reward is the mean, over the dialogues that end below it, of what the agent is paid from the node's
+  own round on. So its own reward counts once for each leaf below (a sum over children that adds it only once would
+  under-weight it);
+- a reply counts as positive by what the role pays that its agent knew of: replies to different prompts have thresholds
+  of their own;
 - an expected reward that is the threshold but for rounding is positive, as in expert iteration;
 - the root counts: replies of the first round are compared and learned like all others.
 Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training", 2024.
@@ -29,8 +32,8 @@ from nip_ray.text.training.expert_iteration import ROUNDING, LearningAgent, Pair
 class Label:
     """Worth of a node to one agent.
 
-    total: sum over the leaves below it of what the agent is paid from the node's round on. expected: their mean. positive: `expected` is
-    at least the agent's threshold. has_both: some children are positive and some are not.
+    total: sum over the leaves below it of what the agent is paid from the node's round on. expected: their mean.
+    positive: `expected` is at least the agent's threshold. has_both: some children are positive and some are not.
     """
 
     total: float
@@ -41,7 +44,8 @@ class Label:
 
 @dataclass(frozen=True)
 class LabelledNode:
-    """A node with its labels. branches: leaves at or below it. labels: agent -> label. children: in the order of the node's."""
+    """A node with its labels. branches: leaves at or below it. labels: agent -> label. children: in the order of the
+    node's."""
 
     node: Node
     branches: int
@@ -56,11 +60,13 @@ class LabelledNode:
 
 
 Threshold = Callable[[str, Dialogue], float]
-"""(agent, dialogue) -> the expected reward from which what the agent said in the last round of the dialogue is positive."""
+"""(agent, dialogue) -> the expected reward from which what the agent said in the last round of the dialogue is
+positive."""
 
 
 def threshold(protocol: Protocol, settings: MaltSettings) -> Threshold:
-    """`reward_threshold`, or if none the mid-point of what the agent is paid in the role that it knew of, in all roles if it knew none."""
+    """`reward_threshold`, or if none the mid-point of what the agent is paid in the role that it knew of, in all roles
+    if it knew none."""
 
     def of(agent: str, dialogue: Dialogue) -> float:
         if settings.reward_threshold is not None:
@@ -75,7 +81,9 @@ def label_tree(root: Node, agents: Sequence[str], threshold: Threshold) -> Label
     children = tuple(label_tree(child, agents, threshold) for child in root.children)
     branches = sum(child.branches for child in children) or 1
     labels = {
-        agent: _label(root, branches, [child.labels[agent] for child in children], agent, threshold(agent, root.dialogue))
+        agent: _label(
+            root, branches, [child.labels[agent] for child in children], agent, threshold(agent, root.dialogue)
+        )
         for agent in agents
     }
     return LabelledNode(root, branches, labels, children)
@@ -92,7 +100,8 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario,
     """One pair for every node that has both kinds of children and in whose children's round `agent` speaks.
 
     The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. A
-    pair of equal replies, which teaches nothing, is left out. Where others speak in the same round, the two differ in their replies too.
+    pair of equal replies, which teaches nothing, is left out. Where others speak in the same round, the two differ in
+    their replies too.
     """
     pairs: list[Pair] = []
     equal = invalid = 0
@@ -114,7 +123,11 @@ def pairs(trees: Sequence[Node], agent: LearningAgent) -> Preferences:
     least = threshold(agent.scenario.protocol, agent.settings)
     labelled = (label_tree(tree, [agent.name], least) for tree in trees)
     found = [preference_pairs(tree, agent.name, agent.scenario, agent.seed) for tree in labelled]
-    return Preferences([pair for one in found for pair in one.pairs], sum(one.equal for one in found), sum(one.invalid for one in found))
+    return Preferences(
+        [pair for one in found for pair in one.pairs],
+        sum(one.equal for one in found),
+        sum(one.invalid for one in found),
+    )
 
 
 def _draw(place: LabelledNode, agent: str, seed: int) -> tuple[str, str] | None:
@@ -135,7 +148,8 @@ def _valid_replies(place: LabelledNode, agent: str, positive: bool) -> list[str]
 # ---------------------------------------------------------------------------------------------------------------------
 # What trees say of their labels, as flat metrics.
 #
-# - a figure is the mean over trees (data points) of each tree's own mean over nodes, so that bushy trees do not outweigh the others; with
+# - a figure is the mean over trees (data points) of each tree's own mean over nodes, so that bushy trees do not
+# outweigh the others; with
 #   ``_std`` behind it, the standard deviation of the trees themselves (dividing by their number).
 
 
@@ -146,10 +160,11 @@ def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettin
 
 
 def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dict[str, float]:
-    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and with ``_std``.
+    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and with
+    ``_std``.
 
-    The first two are of the replies given in round r, the third of the nodes in which round r is about to be played, so the root has
-    ``has_both_share/round=0`` and no reply. Rounds that no tree reached have no key.
+    The first two are of the replies given in round r, the third of the nodes in which round r is about to be played, so
+    the root has ``has_both_share/round=0`` and no reply. Rounds that no tree reached have no key.
     """
     values: defaultdict[str, list[float]] = defaultdict(list)
     for tree in trees:

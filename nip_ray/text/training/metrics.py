@@ -1,13 +1,13 @@
 """Flat metrics of dialogues: about the verifier, everyone's pay, and how replies came about.
 
-Keys are relative, and the same as of tensor agents where they mean the same (`nip_ray.evaluation.metrics`): a caller puts ``train/`` or
-``eval_sampled/`` before them. `docs/metrics.md` defines each.
+Keys are relative, and the same as of tensor agents where they mean the same (`nip_ray.evaluation.metrics`): a caller
+puts ``train/`` or ``eval_sampled/`` before them. `docs/metrics.md` defines each.
 
 Decisions that matter here:
-- undecided is a share of its own. Accuracy, completeness and soundness count it as wrong; acceptance, precision, recall and confidence are
-  over decided dialogues alone. Decision codes are never averaged;
-- an item played more than once is one data point: intervals are over data points (`nip_ray.evaluation.intervals`), and so are
-  ``verifier/worst_case`` and ``verifier/always_fail``;
+- undecided is a share of its own. Accuracy, completeness and soundness count it as wrong; acceptance, precision, recall
+  and confidence are over decided dialogues alone. Decision codes are never averaged;
+- an item played more than once is one data point: intervals are over data points (`nip_ray.evaluation.intervals`), and
+  so are ``verifier/worst_case`` and ``verifier/always_fail``;
 - a figure over nothing (0/0) has no key in the flat figures, and estimate None in the record.
 """
 
@@ -30,7 +30,8 @@ from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 
 Array = npt.NDArray[np.float64]
 Groups = Mapping[str, Callable[[Any], str | int]]
-"""Name of a grouping -> the function that says which group an item is of, for example ``{"difficulty": lambda item: item.difficulty}``."""
+"""Name of a grouping -> the function that says which group an item is of, for example ``{"difficulty": lambda item:
+item.difficulty}``."""
 Record = dict[str, dict[str, float | int | None]]
 
 
@@ -43,8 +44,11 @@ class Ratio:
     share: bool = True
 
 
-def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None) -> dict[str, float]:
-    """The figures of dialogues that have ended; {} for none. groups: see `Groups`; each gives ``verifier/accuracy/<group>=<value>``."""
+def dialogue_metrics(
+    dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None
+) -> dict[str, float]:
+    """The figures of dialogues that have ended; {} for none. groups: see `Groups`; each gives
+    ``verifier/accuracy/<group>=<value>``."""
     if not dialogues:
         return {}
     ratios = {key: ratio for key, ratio in _ratios(dialogues, protocol, groups or {}).items() if ratio.n_B.any()}
@@ -60,10 +64,11 @@ def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: 
 
 
 def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None) -> Record:
-    """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data points.
+    """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data
+    points.
 
-    Shares have exact intervals where each item was played once (or all its plays agree), else that of `share_ends` over items;
-    means Student's over items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
+    Shares have exact intervals where each item was played once (or all its plays agree), else that of `share_ends` over
+    items; means Student's over items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
     """
     item_B, count = _items(dialogues)
     ratios = _ratios(dialogues, protocol, groups or {}) | _confusion(dialogues, protocol)
@@ -86,19 +91,26 @@ def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean
     """Mean return of honest provers less that of lying ones; see `nip_ray.evaluation.claims`."""
     side_BA = sides(protocol, np.array([dialogue.seed for dialogue in dialogues], dtype=np.int64), _labels(dialogues))
     spoke = [{turn.agent for turns in dialogue.rounds for turn in turns} for dialogue in dialogues]
-    spoke_BA = np.array([[agent in names for agent in protocol.agents] for names in spoke], dtype=bool).reshape(side_BA.shape)
+    spoke_BA = np.array([[agent in names for agent in protocol.agents] for names in spoke], dtype=bool).reshape(
+        side_BA.shape
+    )
     return_BA = np.array([_returns(dialogues, agent) for agent in protocol.agents]).T
     return score_difference(return_BA, side_BA * spoke_BA, _items(dialogues)[0])
 
 
 def judged(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Sequence[Dialogue]]:
-    """Judge -> the dialogues as judged by it: "verifier" as they are, a member of a panel as if its vote were the verdict."""
+    """Judge -> the dialogues as judged by it: "verifier" as they are, a member of a panel as if its vote were the
+    verdict."""
     if protocol.panel is None:
         return {"verifier": dialogues}
     votes = [rulebook(protocol).votes(dialogue.item.y, dialogue.rounds) for dialogue in dialogues]
     return {"verifier": dialogues} | {
         member: [
-            replace(dialogue, confidence=cast[member], verdict=CONTINUE if cast[member] is None else verdict_of(cast[member] or 0.0))
+            replace(
+                dialogue,
+                confidence=cast[member],
+                verdict=CONTINUE if cast[member] is None else verdict_of(cast[member] or 0.0),
+            )
             for dialogue, cast in zip(dialogues, votes)
         ]
         for member in protocol.panel.members
@@ -122,7 +134,10 @@ def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -
             if key.count("/") == 1
         }
         parts |= {f"{a}/return": Ratio(_returns(dialogues, a), one_B, share=False) for a in protocol.agents}
-        ratios |= {f"{key}/role={role}": Ratio(part.x_B * drawn_B, part.n_B * drawn_B, part.share) for key, part in parts.items()}
+        ratios |= {
+            f"{key}/role={role}": Ratio(part.x_B * drawn_B, part.n_B * drawn_B, part.share)
+            for key, part in parts.items()
+        }
     ratios["episode_length"] = Ratio(_array(len(dialogue.rounds) for dialogue in dialogues), one_B, share=False)
     turns = ([turn for taken in dialogue.rounds for turn in taken] for dialogue in dialogues)
     sent_B = _array(sum(bool(text) for turn in own for text in turn.messages.values()) for own in turns)
@@ -136,10 +151,18 @@ def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -
 def _verdict_ratios(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Ratio]:
     verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
     seed_B = np.array([dialogue.seed for dialogue in dialogues], dtype=np.int64)
-    found = {f"verifier/{name}": _share(hit_B, of_B) for name, (hit_B, of_B) in shares(protocol, verdict_B, y_B, seed_B).items()}
+    found = {
+        f"verifier/{name}": _share(hit_B, of_B)
+        for name, (hit_B, of_B) in shares(protocol, verdict_B, y_B, seed_B).items()
+    }
     if not protocol.two_verdicts:
         return found
-    right_B, decided_B, accepted_B, positive_B = verdict_B == y_B, verdict_B != CONTINUE, verdict_B == ACCEPT, y_B == ACCEPT
+    right_B, decided_B, accepted_B, positive_B = (
+        verdict_B == y_B,
+        verdict_B != CONTINUE,
+        verdict_B == ACCEPT,
+        y_B == ACCEPT,
+    )
     return {
         **found,
         "verifier/acceptance": _share(accepted_B, decided_B),
@@ -161,7 +184,8 @@ def _confusion(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, R
 
 
 def _confidence_ratios(dialogues: Sequence[Dialogue]) -> dict[str, Ratio]:
-    """Confidence in one's own verdict is of decided dialogues; the Brier score also of those that ended in the middle of a scale."""
+    """Confidence in one's own verdict is of decided dialogues; the Brier score also of those that ended in the middle
+    of a scale."""
     verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
     given_B = _array(-1.0 if dialogue.confidence is None else dialogue.confidence for dialogue in dialogues)
     known_B = given_B >= 0
@@ -252,13 +276,19 @@ def last_test(
     iteration, dialogues = found
     record = dialogue_record(dialogues, protocol, groups=kind.groups)
     count = len({dialogue.item.id for dialogue in dialogues})
-    about = {"iteration": iteration, "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    about = {
+        "iteration": iteration,
+        "split": "test",
+        "num_instances": count,
+        "held_out": kind.held_out,
+        "sampled": record,
+    }
     return about | risk_and_coverage(dialogues)
 
 
 def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
-    """{"calibration": {"selective"}}, risk against coverage, as of networks; {} where all verdicts are equally sure, as on a scale of two,
-    and where an item was played more than once: such dialogues are not independent.
+    """{"calibration": {"selective"}}, risk against coverage, as of networks; {} where all verdicts are equally sure, as
+    on a scale of two, and where an item was played more than once: such dialogues are not independent.
     """
     sure = [one for one in dialogues if one.confidence is not None and one.verdict != CONTINUE]
     graded_N = _array(0.0 if one.confidence is None else one.confidence for one in sure)
@@ -268,6 +298,7 @@ def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
 
 
 def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:
-    """The last of `iterations` (from 1) that was tested, and its dialogues; None where none was. items, what is raised: see `last_test`."""
+    """The last of `iterations` (from 1) that was tested, and its dialogues; None where none was. items, what is raised:
+    see `last_test`."""
     tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
     return (tested[-1] + 1, read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)) if tested else None

@@ -1,7 +1,7 @@
 """`ModelPlay`: dialogues of agents whose models are in this process, every reply with its tokens.
 
-Dialogues are played in step (`nip_ray.play.dialogues.play_in_step`): a batch of replies for each model and round. Those against one
-snapshot of the past are played to their ends before the next snapshot's weights are loaded.
+Dialogues are played in step (`nip_ray.play.dialogues.play_in_step`): a batch of replies for each model and round. Those
+against one snapshot of the past are played to their ends before the next snapshot's weights are loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ _SEED_BITS = 31
 
 @dataclass
 class Reply:
-    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to. cut:
-    whether its prompt had lost its middle.
+    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past,
+    that it is to. cut: whether its prompt had lost its middle.
     """
 
     place: int
@@ -40,7 +40,8 @@ class Reply:
 
 @dataclass
 class Talk:
-    """Dialogues that are over, every reply in them that is of the models of now, and what all of it came to, by group."""
+    """Dialogues that are over, every reply in them that is of the models of now, and what all of it came to, by
+    group."""
 
     dialogues: list[Dialogue]
     replies: list[Reply]
@@ -48,12 +49,17 @@ class Talk:
 
 
 class ModelPlay:
-    """models: by group. bills: where tokens are booked. past: a snapshot -> the models of then, by group, for tasks that name one."""
+    """models: by group. bills: where tokens are booked. past: a snapshot -> the models of then, by group, for tasks
+    that name one."""
 
     apart = False
 
     def __init__(
-        self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills | Allowance, past: Past | None = None
+        self,
+        config: TextExperimentConfig,
+        models: Mapping[str, Policy],
+        bills: TokenBills | Allowance,
+        past: Past | None = None,
     ) -> None:
         self.seed, self.models, self.bills, self.past = config.seed, models, bills, past
         self.groups, self.agents = groups(config), language_agents(config)
@@ -91,10 +97,20 @@ class ModelPlay:
                     chosen = [
                         number
                         for number, one in enumerate(asked)
-                        if number not in found and one.agent in members and (one.agent in tasks[one.place].past) == (models is past)
+                        if number not in found
+                        and one.agent in members
+                        and (one.agent in tasks[one.place].past) == (models is past)
                     ]
                     if chosen:
-                        made = self._replies(group, models[group], scenario, [asked[number] for number in chosen], tasks, split, iteration)
+                        made = self._replies(
+                            group,
+                            models[group],
+                            scenario,
+                            [asked[number] for number in chosen],
+                            tasks,
+                            split,
+                            iteration,
+                        )
                         found |= {number: said for number, (said, _) in zip(chosen, made, strict=True)}
                         replies.extend(reply for _, reply in made if models is self.models)
             return [found[number] for number in range(len(asked))]
@@ -147,7 +163,12 @@ class ModelPlay:
         made = []
         for one, request, reply, short in zip(asked, requests, model.sample(requests), cut, strict=True):
             turn = Turn(request.prompt, reply.tokens, reply.logprobs, temperature=request.temperature)
-            made.append((Answer(reply.text, reply.finish_reason), Reply(one.place, one.agent, len(one.dialogue.rounds), turn, cut=short)))
+            made.append(
+                (
+                    Answer(reply.text, reply.finish_reason),
+                    Reply(one.place, one.agent, len(one.dialogue.rounds), turn, cut=short),
+                )
+            )
         use = Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made))
         self.bills.book(bill, use)
         self._used[group] += use

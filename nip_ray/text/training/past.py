@@ -1,12 +1,16 @@
-"""`PastAgents`: language agents as they were, as opponents: who speaks by which earlier weights in which dialogue, and where these are.
+"""`PastAgents`: language agents as they were, as opponents: who speaks by which earlier weights in which dialogue, and
+where these are.
 
 Decisions that matter here:
 - in a dialogue against the past one agent learns, and all others that learn speak by one snapshot;
-- dialogues of a group are about one item and against the same opponents: a return is compared with those of turns that met the same;
-- win rates are over all roles that a protocol draws: the draw does not look at who is met, so every snapshot meets each role as often;
-- a snapshot is a folder of files, one for each model that learns, with what is learned of it: all weights, or adapters. It is written
-  once. Checkpoints name it, so it stays as long as any of them may be returned to;
-- one set of earlier weights for each model is in memory, loaded when a snapshot is met: a model that never takes a step.
+- dialogues of a group are about one item and against the same opponents: a return is compared with those of turns that
+  met the same;
+- win rates are over all roles that a protocol draws: the draw does not look at who is met, so every snapshot meets each
+  role as often;
+- a snapshot is a folder of files, one for each model that learns, with what is learned of it: all weights, or adapters.
+  It is written once. Checkpoints name it, so it stays as long as any of them may be returned to;
+- one set of earlier weights for each model is in memory, loaded when a snapshot is met: a model that never takes a
+  step.
 """
 
 import shutil
@@ -39,21 +43,27 @@ class PastAgents:
         self.pool, self.folder = OpponentPool(settings, config.seed), run_dir / FOLDER
         self.meet = [agent for agent in learners if settings.agents is None or agent in settings.agents]
         self.opponents = [agent for agent in learners if any(agent != other for other in self.meet)]
-        self.groups = [group for group, members in groups(config).items() if any(agent in self.opponents for agent in members)]
+        self.groups = [
+            group for group, members in groups(config).items() if any(agent in self.opponents for agent in members)
+        ]
         self._models: dict[str, PolicyModel] = {}
         self._dropped: dict[int, int] = {}  # snapshot -> the iteration after which it left the pool
 
     def arranged(self, tasks: Sequence[Task], learning: Sequence[str], iteration: int) -> list[Task]:
-        """The tasks of an iteration, one for each item, the last of them with opponents from the past. learning: who learns in it."""
+        """The tasks of an iteration, one for each item, the last of them with opponents from the past. learning: who
+        learns in it."""
         blocks = self.pool.blocks([agent for agent in self.meet if agent in learning], len(tasks), iteration)
         pasts = [
-            {agent: block.snapshot for agent in self.opponents if agent != block.agent} for block in blocks for _ in range(block.episodes)
+            {agent: block.snapshot for agent in self.opponents if agent != block.agent}
+            for block in blocks
+            for _ in range(block.episodes)
         ]
         first = len(tasks) - len(pasts)
         return [*tasks[:first], *(replace(task, past=past) for task, past in zip(tasks[first:], pasts, strict=True))]
 
     def load(self, snapshot: int) -> Mapping[str, PolicyModel]:
-        """Group -> its model with the weights of a snapshot, until the next is loaded. Raises UserError where they cannot be read."""
+        """Group -> its model with the weights of a snapshot, until the next is loaded. Raises UserError where they
+        cannot be read."""
         for group in self.groups:
             if group not in self._models:
                 self._models[group] = model_for(self.config, group, self.run_dir)
@@ -78,7 +88,9 @@ class PastAgents:
         """Take in what was played in an iteration; returns its figures, see docs/metrics.md."""
         met: dict[str, dict[int, list[float]]] = {}
         for agent in self.meet:
-            self.pool.saw(agent, [dialogue.total(agent) for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past])
+            self.pool.saw(
+                agent, [dialogue.total(agent) for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past]
+            )
             for task, dialogue in zip(tasks, dialogues, strict=True):
                 if task.snapshot is not None and agent not in task.past:
                     met.setdefault(agent, {}).setdefault(task.snapshot, []).append(dialogue.total(agent))
@@ -103,7 +115,9 @@ class PastAgents:
 def kept_snapshots(run_dir: Path, learning: Sequence[str]) -> list[int]:
     """The snapshots in a run's folder that have weights of all these groups, oldest first."""
     found = (run_dir / FOLDER).glob("[0-9]*")
-    return sorted(int(folder.name) for folder in found if all((folder / f"{group}.safetensors").is_file() for group in learning))
+    return sorted(
+        int(folder.name) for folder in found if all((folder / f"{group}.safetensors").is_file() for group in learning)
+    )
 
 
 def snapshot_weights(run_dir: Path, snapshot: int, group: str) -> dict[str, Any]:

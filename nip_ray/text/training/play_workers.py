@@ -1,10 +1,12 @@
 """Dialogues of an iteration held by Ray actors that have all models, each its share of them.
 
 Decisions that matter here:
-- an actor plays whole dialogues: weights go to it once an iteration, through the object store, and nothing else until its share is over;
-- seeds come from a dialogue's number, so the same is said whatever the number of actors; log-probabilities differ in their last bits, as
-  they do between batches. With as many actors as before all is the same to the last bit;
-- what an actor plays is a function of what it is given. So one that is lost is started again, and plays its share again.
+- an actor plays whole dialogues: weights go to it once an iteration, through the object store, and nothing else until
+  its share is over;
+- seeds come from a dialogue's number, so the same is said whatever the number of actors; log-probabilities differ in
+  their last bits, as they do between batches. With as many actors as before all is the same to the last bit;
+- what an actor plays is a function of what it is given. So one that is lost is started again, and plays its share
+  again.
 """
 
 import asyncio
@@ -44,11 +46,19 @@ class PlayWorker:
         self._past = None if opponents is None else PastAgents(self._config, opponents, run_dir).load
 
     def play(
-        self, weights: Mapping[str, Any], scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int, allowed: int | None
+        self,
+        weights: Mapping[str, Any],
+        scenario: LanguageScenario,
+        tasks: Sequence[Task],
+        split: str,
+        iteration: int,
+        allowed: int | None,
     ) -> Talk:
         """See `ModelPlay.play`. weights: by group, of those who learn. allowed: the most tokens that this may take."""
         self._take(weights)
-        return ModelPlay(self._config, self._models, Allowance(allowed), self._past).play(scenario, tasks, split, iteration)
+        return ModelPlay(self._config, self._models, Allowance(allowed), self._past).play(
+            scenario, tasks, split, iteration
+        )
 
     def logprobs(self, weights: Mapping[str, Any], group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`."""
@@ -65,7 +75,9 @@ class PlayWorkers:
 
     apart = True
 
-    def __init__(self, config: TextExperimentConfig, run_dir: Path, models: Mapping[str, Policy], bills: TokenBills) -> None:
+    def __init__(
+        self, config: TextExperimentConfig, run_dir: Path, models: Mapping[str, Policy], bills: TokenBills
+    ) -> None:
         """models: of the driver, which learn."""
         rule, bundle = config.algorithm, worker_bundle(config)
         assert isinstance(rule, TokenTrainingSettings)

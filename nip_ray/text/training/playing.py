@@ -1,8 +1,8 @@
 """The dialogues of a run by policy gradient, iteration after iteration, in time or one iteration ahead.
 
-With `max_staleness: 1` the dialogues of an iteration are played, in a thread, while models learn from those of the iteration before: by the
-weights that they had when that learning began. Which weights these were is recorded with every reply, and a checkpoint has them, so that
-who continues from it plays the same dialogues again.
+With `max_staleness: 1` the dialogues of an iteration are played, in a thread, while models learn from those of the
+iteration before: by the weights that they had when that learning began. Which weights these were is recorded with every
+reply, and a checkpoint has them, so that who continues from it plays the same dialogues again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,8 @@ TasksOf = Callable[[int], tuple[LanguageScenario, Sequence[Task]]]
 
 
 class Plays(Protocol):
-    """A player of dialogues: `ModelPlay`, or `PlayWorkers`. apart: with models of its own, by the weights that it last took."""
+    """A player of dialogues: `ModelPlay`, or `PlayWorkers`. apart: with models of its own, by the weights that it last
+    took."""
 
     apart: bool
 
@@ -47,8 +48,9 @@ class Plays(Protocol):
 
 @dataclass(frozen=True)
 class Played:
-    """Dialogues that are over. version: iterations from which the weights had learned that played. differences: by group, of the first
-    replies' log-probabilities from what a learner with these very weights computes; only of dialogues that were played ahead.
+    """Dialogues that are over. version: iterations from which the weights had learned that played. differences: by
+    group, of the first replies' log-probabilities from what a learner with these very weights computes; only of
+    dialogues that were played ahead.
     """
 
     scenario: LanguageScenario
@@ -61,7 +63,9 @@ class Played:
 class Playing:
     """See the top of this file. models: those that learn, by group. members: group -> its agents."""
 
-    def __init__(self, plays: Plays, models: Mapping[str, Policy], members: Mapping[str, Sequence[str]], tasks_of: TasksOf) -> None:
+    def __init__(
+        self, plays: Plays, models: Mapping[str, Policy], members: Mapping[str, Sequence[str]], tasks_of: TasksOf
+    ) -> None:
         self.plays, self._models, self._members, self._tasks_of = plays, models, members, tasks_of
         self._thread = ThreadPoolExecutor(1, "playing")
         self._ahead: Future[Played] | None = None
@@ -75,7 +79,8 @@ class Playing:
         return self.plays.play(scenario, tasks, split, iteration)
 
     def of(self, iteration: int) -> Played:
-        """The dialogues of an iteration: those played ahead, else played now; by the weights of a checkpoint, where it has any for them."""
+        """The dialogues of an iteration: those played ahead, else played now; by the weights of a checkpoint, where it
+        has any for them."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             return ahead.result()
@@ -89,7 +94,8 @@ class Playing:
         return self._played(iteration, version, scenario, tasks)
 
     def begin(self, iteration: int) -> None:
-        """Begin with the dialogues of an iteration, by the weights of now, which have learned from those of all but the one before it."""
+        """Begin with the dialogues of an iteration, by the weights of now, which have learned from those of all but the
+        one before it."""
         self._by = iteration - 1, self._weights()
         self.plays.take(self._by[1])
         scenario, tasks = self._tasks_of(iteration)
@@ -102,11 +108,13 @@ class Playing:
             wait([self._ahead])
 
     def state(self) -> dict[str, Any]:
-        """For each learning group, the weights by which the next iteration's dialogues were played ahead (nothing where they were not)."""
+        """For each learning group, the weights by which the next iteration's dialogues were played ahead (nothing where
+        they were not)."""
         return {} if self._ahead is None or self._by is None else dict(self._by[1])
 
     def arranged(self) -> list[dict[str, int]]:
-        """For each of the next iteration's dialogues who spoke by weights of the past (nothing where they were not played ahead)."""
+        """For each of the next iteration's dialogues who spoke by weights of the past (nothing where they were not
+        played ahead)."""
         return [] if self._ahead is None else self._past
 
     def set_state(self, iteration: int, weights: Mapping[str, Any], past: list[dict[str, int]]) -> None:
@@ -125,15 +133,21 @@ class Playing:
         self.plays.close()
 
     def _weights(self) -> dict[str, Any]:
-        return {group: model.weights() for group, model in self._models.items() if self.plays.apart or model.samples_apart}
+        return {
+            group: model.weights() for group, model in self._models.items() if self.plays.apart or model.samples_apart
+        }
 
     def _played(self, iteration: int, version: int, scenario: LanguageScenario, tasks: Sequence[Task]) -> Played:
         talk = self.plays.play(scenario, tasks, "train", iteration)
-        differences = {group: self._difference(group, talk.replies) for group in self._models} if version < iteration else {}
+        differences = (
+            {group: self._difference(group, talk.replies) for group in self._models} if version < iteration else {}
+        )
         return Played(scenario, tasks, talk, version, differences)
 
     def _difference(self, group: str, replies: Sequence[Reply]) -> float:
         own = [reply.turn for reply in replies if reply.agent in self._members[group]][:CHECKED]
         found = self.plays.logprobs(group, own)
-        pairs = (pair for turn, there in zip(own, found, strict=True) for pair in zip(turn.logprobs, there, strict=True))
+        pairs = (
+            pair for turn, there in zip(own, found, strict=True) for pair in zip(turn.logprobs, there, strict=True)
+        )
         return max((abs(drawn - computed) for drawn, computed in pairs), default=0.0)

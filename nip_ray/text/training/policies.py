@@ -23,8 +23,8 @@ from nip_ray.settings.providers import LocalProvider, ProviderSettings, Training
 class Policy(Protocol):
     """One set of weights that is sampled from and that learns.
 
-    chat: makes tokens of chats. samples_apart: what samples has weights of its own, as of the last `take`, so that it may be
-    asked (from another thread) while a step is taken; else it samples by the weights that learn.
+    chat: makes tokens of chats. samples_apart: what samples has weights of its own, as of the last `take`, so that it
+    may be asked (from another thread) while a step is taken; else it samples by the weights that learn.
     """
 
     chat: ChatFormat
@@ -44,18 +44,24 @@ class Policy(Protocol):
         ...
 
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
-        """The log-probability of every token of these replies, as a learner with the weights that sample would compute it.
+        """The log-probability of every token of these replies, as a learner with the weights that sample would compute
+        it.
 
         max_tokens: in one forward pass.
         """
         ...
 
     def keep_start(self, folder: Path) -> None:
-        """Have the model in `folder` as the one that KL divergences are to: what it was made of, or what `save` has put there."""
+        """Have the model in `folder` as the one that KL divergences are to: what it was made of, or what `save` has put
+        there."""
         ...
 
     def step(
-        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+        self,
+        turns: Sequence[Turn],
+        settings: TokenTrainingSettings,
+        max_tokens: int,
+        surrogate: Surrogate = clipped_surrogate,
     ) -> dict[str, float]:
         """One step of policy gradient on a minibatch; see `PolicyModel.step`."""
         ...
@@ -65,7 +71,8 @@ class Policy(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Any]:
-        """The weights that learn, as they are now, or how they can be had again: tensors on the CPU and plain values."""
+        """The weights that learn, as they are now, or how they can be had again: tensors on the CPU and plain
+        values."""
         ...
 
     def take(self, weights: Mapping[str, Any]) -> None:
@@ -81,7 +88,8 @@ class Policy(Protocol):
         ...
 
     def save(self, folder: Path) -> str:
-        """Keep it, under the folder's name or in it, whole or not at all; returns the name by which its provider serves it."""
+        """Keep it, under the folder's name or in it, whole or not at all; returns the name by which its provider serves
+        it."""
         ...
 
     def close(self) -> None:
@@ -104,14 +112,20 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
     from nip_ray.serving.learner_group import LearnerGroup
 
     limit_s = config.fault_tolerance.hang_timeout_s
-    return LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device, limit_s)
+    return LearnerGroup(
+        start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device, limit_s
+    )
 
 
 def model_for(config: TextExperimentConfig, group: str, run_dir: Path, device: str | None = None) -> PolicyModel:
     """The model of a group of agents, in this process. Raises UserError where it cannot be used."""
     first, provider = _first(config, group)
     return PolicyModel(
-        start_folder(config, group, run_dir), _local(provider), trained=not first.frozen, seed=_seed(config, group), device=device
+        start_folder(config, group, run_dir),
+        _local(provider),
+        trained=not first.frozen,
+        seed=_seed(config, group),
+        device=device,
     )
 
 
@@ -135,10 +149,15 @@ def home_of(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
 
 
 def start_folder(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
-    """The folder of the model that the config names for a group: of a hosted one that of its provider, with no model in it."""
+    """The folder of the model that the config names for a group: of a hosted one that of its provider, with no model in
+    it."""
     first, home = language_agents(config)[groups(config)[group][0]], home_of(config, group, run_dir)
     provider = config.providers[first.provider]
-    return ModelFolders(home, provider.default_model_seed).locate(first.model) if isinstance(provider, LocalProvider) else home
+    return (
+        ModelFolders(home, provider.default_model_seed).locate(first.model)
+        if isinstance(provider, LocalProvider)
+        else home
+    )
 
 
 def use_threads(config: TextExperimentConfig) -> None:

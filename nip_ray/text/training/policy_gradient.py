@@ -3,12 +3,13 @@
     (warm-up ->) play groups of dialogues -> advantages of turns -> gradient steps -> the next iteration
 
 Decisions that matter here:
-- an iteration is a pure function of the models, the optimizers, the baselines and (seed, iteration). So a run that is resumed from a
-  checkpoint is, on a CPU, the run that was never disturbed; what came after the last checkpoint is played and learned again;
-- a turn is one prompt and one reply. A learning agent's turn has one attempt: a reply that cannot be used is a turn like any other, paid
-  as the protocol pays an empty message;
-- checkpoints are complete before `state.json` names them. At the end, and where a KL term needs them at the start, models are written
-  as folders of their provider, by which evaluation, attacks and other runs find them.
+- an iteration is a pure function of the models, the optimizers, the baselines and (seed, iteration). So a run that is
+  resumed from a checkpoint is, on a CPU, the run that was never disturbed; what came after the last checkpoint is
+  played and learned again;
+- a turn is one prompt and one reply. A learning agent's turn has one attempt: a reply that cannot be used is a turn
+  like any other, paid as the protocol pays an empty message;
+- checkpoints are complete before `state.json` names them. At the end, and where a KL term needs them at the start,
+  models are written as folders of their provider, by which evaluation, attacks and other runs find them.
 """
 
 import time
@@ -38,11 +39,25 @@ from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
-from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.checkpoint import (
+    has_checkpoint,
+    kept_iterations,
+    load_checkpoint,
+    rewind_checkpoints,
+    save_checkpoint,
+)
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
-from nip_ray.text.dialogues.runner import Task, grouped, rollout_file, spoken_by, test_tasks, training_tasks, write_dialogues
+from nip_ray.text.dialogues.runner import (
+    Task,
+    grouped,
+    rollout_file,
+    spoken_by,
+    test_tasks,
+    training_tasks,
+    write_dialogues,
+)
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
@@ -61,7 +76,8 @@ PLAYED_BY = "played_by"
 MOST_CUT = 0.5
 """The largest share of an agent's prompts in an iteration that may lose their middle; beyond it a run ends."""
 TRANSCRIPTS = 50
-"""Dialogues of an iteration that are written out for readers, at most: of those among the current agents, and of those against the past."""
+"""Dialogues of an iteration that are written out for readers, at most: of those among the current agents, and of those
+against the past."""
 
 
 class PolicyGradientTrainer:
@@ -70,14 +86,21 @@ class PolicyGradientTrainer:
     It begins with the newest checkpoint of the folder; `state` says where it stands. finished: see `TextTrainer`.
     """
 
-    def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, tracker: Tracker) -> None:
+    def __init__(
+        self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, tracker: Tracker
+    ) -> None:
         """Loads all models. Raises UserError for a model or a checkpoint that cannot be used."""
         assert isinstance(config.algorithm, TokenTrainingSettings)
         rule = rule_of(config.algorithm)
         assert rule.advantages is not None
         self._advantages, self._loss = rule.advantages, rule.loss
         self.config, self.folder, self.tracker, self.rule = config, folder, tracker, config.algorithm
-        self.scenario, self.items, self.kind, self._drawn = prepared.scenario, prepared.items, prepared.kind, prepared.drawn
+        self.scenario, self.items, self.kind, self._drawn = (
+            prepared.scenario,
+            prepared.items,
+            prepared.kind,
+            prepared.drawn,
+        )
         if stored_items(folder.path, self.kind) is None:
             store_items(folder.path, self.items, self.kind)
         self.state, self.finished = state, False
@@ -108,7 +131,8 @@ class PolicyGradientTrainer:
         self._warned: set[str] = set()
         self._continue_from_checkpoint()
 
-    # ------------------------------------------------------------------------------------------------------ what others call
+    # ------------------------------------------------------------------------------------------------------ what others
+    # call
 
     def run_stage(self) -> Stage:
         """The warm-up, an iteration, or the end of a run that is to end at its last checkpoint; returns which.
@@ -151,7 +175,8 @@ class PolicyGradientTrainer:
         by_id = {item.id: item for item in self.items["test"]}
         return last_test(self.folder.path, self.state.iteration, by_id, self.scenario.protocol, self.kind)
 
-    # ------------------------------------------------------------------------------------------------------------- iteration
+    # -------------------------------------------------------------------------------------------------------------
+    # iteration
 
     def _iteration(self, iteration: int) -> dict[str, Any]:
         """Play, learn, test where it is time to; returns the row of metrics."""
@@ -163,7 +188,10 @@ class PolicyGradientTrainer:
         seconds["play"] = time.perf_counter() - began
         row: dict[str, Any] = {"iteration": iteration + 1}
         current = [dialogue for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past]
-        row |= {f"train/{name}": value for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()}
+        row |= {
+            f"train/{name}": value
+            for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()
+        }
         row |= {} if self.past is None else self.past.record(tasks, dialogues)
         row |= self._cut_prompts("train", iteration, played.talk.replies)
         began = time.perf_counter()
@@ -173,7 +201,9 @@ class PolicyGradientTrainer:
         self._playing.wait()
         seconds["play"] += time.perf_counter() - began
         if last or iteration == 0:
-            write_dialogues(rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues, played.version)
+            write_dialogues(
+                rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues, played.version
+            )
         if last or (self.rule.evaluate_every and (iteration + 1) % self.rule.evaluate_every == 0):
             began = time.perf_counter()
             row |= self.test(iteration)
@@ -188,9 +218,16 @@ class PolicyGradientTrainer:
         config = stage_config(self.config, stage)
         scenario = self.kind.build(from_settings(config.protocol), config.scenario)
         held_out = {self._question(item) for item in self.items["test"] if self.kind.held_out}
-        items = [item for item in self.kind.items(config.scenario, self.config.seed)["train"] if self._question(item) not in held_out]
+        items = [
+            item
+            for item in self.kind.items(config.scenario, self.config.seed)["train"]
+            if self._question(item) not in held_out
+        ]
         if not items:
-            raise UserError(f"algorithm.curriculum: all training items with {', '.join(stage.changes)} are held out; change the task more")
+            raise UserError(
+                f"algorithm.curriculum: all training items with {', '.join(stage.changes)} are held out; change the"
+                " task more"
+            )
         return scenario, items
 
     def _question(self, item: Any) -> str:
@@ -206,19 +243,26 @@ class PolicyGradientTrainer:
         size = self.rule.group_size
         about = training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size)
         if self.past is not None:
-            about = self.past.arranged(about, [agent for agent in self.agents if self.rule.learns(agent, iteration)], iteration)
+            about = self.past.arranged(
+                about, [agent for agent in self.agents if self.rule.learns(agent, iteration)], iteration
+            )
         return scenario, self._drawn(grouped(about, size))
 
-    # -------------------------------------------------------------------------------------------------------------- learning
+    # --------------------------------------------------------------------------------------------------------------
+    # learning
 
     def _learn(self, iteration: int, played: Played) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
         own = [reply for reply in played.talk.replies if not self.agents[reply.agent].frozen]
-        found = credit(self._advantages, self.rule, played.scenario.protocol, played.talk.dialogues, own, self._baselines)
+        found = credit(
+            self._advantages, self.rule, played.scenario.protocol, played.talk.dialogues, own, self._baselines
+        )
         self._baselines, row = found.memory, found.figures
         due: dict[str, list[Turn]] = {}
         for group, members in self.groups.items():
-            learning = [agent for agent in members if not self.agents[agent].frozen and self.rule.learns(agent, iteration)]
+            learning = [
+                agent for agent in members if not self.agents[agent].frozen and self.rule.learns(agent, iteration)
+            ]
             if turns := [turn for reply, turn in found.replies if reply.agent in learning]:
                 due[group] = turns
         bills = self._bills.ask_all({group: self._most(group, turns, iteration) for group, turns in due.items()})
@@ -238,7 +282,8 @@ class PolicyGradientTrainer:
         return row
 
     def _cut_prompts(self, split: str, iteration: int, replies: Sequence[Reply]) -> dict[str, float]:
-        """Metrics: the share of each agent's prompts that lost their middle, where any did. Raises TrainingError where most of them did."""
+        """Metrics: the share of each agent's prompts that lost their middle, where any did. Raises TrainingError where
+        most of them did."""
         row = {}
         for agent in self.agents:
             own = [reply.cut for reply in replies if reply.agent == agent]
@@ -279,7 +324,8 @@ class PolicyGradientTrainer:
         rule = self._rule_of(group, iteration)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
-        if rule.kl_coefficient and group not in self._with_start:  # the model that its KL term is to: what it was after the warm-up
+        # the model that its KL term is to: what it was after the warm-up
+        if rule.kl_coefficient and group not in self._with_start:
             kept = self._folder(group, _start_name(group))
             model.keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
             self._with_start.add(group)
@@ -287,7 +333,9 @@ class PolicyGradientTrainer:
         if difference is not None:
             self._check_difference(group, difference)
         for epoch in range(rule.num_epochs):
-            order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
+            order = torch.randperm(
+                len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)
+            ).tolist()
             for begin in range(0, len(turns), size):
                 chosen = [turns[number] for number in order[begin : begin + size]]
                 with self._naming(f"{group}, iteration {iteration + 1}"):
@@ -303,27 +351,36 @@ class PolicyGradientTrainer:
         bound = self.rule.max_logprob_difference
         if bound is not None and difference > bound:
             raise TrainingError(
-                f"{group}: sampler and learner differ by {difference:.3g} in a token's log-probability, more than "
-                f"algorithm.max_logprob_difference ({bound:g}); learn in single precision (providers.<name>.dtype: float32), or raise it"
+                f"{group}: sampler and learner differ by {difference:.3g} in a token's log-probability, more than"
+                f" algorithm.max_logprob_difference ({bound:g}); learn in single precision (providers.<name>.dtype:"
+                " float32), or raise it"
             )
 
-    # --------------------------------------------------------------------------------------------------------------- warm-up
+    # ---------------------------------------------------------------------------------------------------------------
+    # warm-up
 
     def _warm_up(self) -> None:
-        """Supervised steps, first on the form of replies, then on the scenario's own examples; done again from the start after a crash."""
+        """Supervised steps, first on the form of replies, then on the scenario's own examples; done again from the
+        start after a crash."""
         rule = self.rule
         if rule.format_warmup:
             tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
             examples = self._invented(tasks)
             for group in self._learners():
                 own = [example for agent in self.groups[group] for example in examples[agent]]
-                order = torch.randperm(len(own), generator=generator(self.config.seed, "format warm-up", group)).tolist()
+                order = torch.randperm(
+                    len(own), generator=generator(self.config.seed, "format warm-up", group)
+                ).tolist()
                 for begin in range(0, len(own), rule.warmup_batch_size):
                     self._supervised(group, [own[number] for number in order[begin : begin + rule.warmup_batch_size]])
         for step in range(rule.warmup_steps):
             for group in self._learners():
-                examples_of = [agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents]
-                own = [example for agent in examples_of for example in self._warm_examples(agent, step, len(examples_of))]
+                examples_of = [
+                    agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents
+                ]
+                own = [
+                    example for agent in examples_of for example in self._warm_examples(agent, step, len(examples_of))
+                ]
                 if own:
                     self._supervised(group, own)
             if self.progress is not None:
@@ -367,17 +424,23 @@ class PolicyGradientTrainer:
             model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
         self._bills.book(bill)
 
-    # ------------------------------------------------------------------------------------------------------------------ test
+    # ------------------------------------------------------------------------------------------------------------------
+    # test
 
     def test(self, iteration: int) -> dict[str, float]:
-        """Held-out items, played as they are learned: with the agents' own temperatures; and what the scenario computes exactly.
+        """Held-out items, played as they are learned: with the agents' own temperatures; and what the scenario computes
+        exactly.
 
         iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
         """
-        tasks = self._drawn(test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats))
+        tasks = self._drawn(
+            test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
+        )
         talk = self._playing.now(self.scenario, tasks, "test", iteration)
         dialogues, cut = talk.dialogues, self._cut_prompts("eval_sampled", iteration, talk.replies)
-        write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues, iteration + 1)
+        write_dialogues(
+            rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues, iteration + 1
+        )
         self._write_transcripts("test-", iteration + 1, self.scenario, tasks, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
         exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
@@ -392,7 +455,9 @@ class PolicyGradientTrainer:
         model, own = self.models[self._group_of[agent]], self.agents[agent]
         temperature = 1.0 if own.temperature is None else own.temperature
         turns = [
-            Turn(model.chat.prompt_before(chat, own.reply_tokens), model.chat.reply(chat, reply), temperature=temperature)
+            Turn(
+                model.chat.prompt_before(chat, own.reply_tokens), model.chat.reply(chat, reply), temperature=temperature
+            )
             for chat in chats
             for reply in replies
         ]
@@ -405,15 +470,24 @@ class PolicyGradientTrainer:
         return given.tolist()
 
     def _write_transcripts(
-        self, prefix: str, version: int, scenario: LanguageScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], iteration: int
+        self,
+        prefix: str,
+        version: int,
+        scenario: LanguageScenario,
+        tasks: Sequence[Task],
+        dialogues: Sequence[Dialogue],
+        iteration: int,
     ) -> None:
         """The first of those among the current agents, and of those against the past."""
         made = list(zip(tasks, dialogues, strict=True))
-        shown = [one for past in (False, True) for one in [one for one in made if bool(one[0].past) == past][:TRANSCRIPTS]]
+        shown = [
+            one for past in (False, True) for one in [one for one in made if bool(one[0].past) == past][:TRANSCRIPTS]
+        ]
         records = ({**spoken_by(task, version), **transcript_record(scenario, dialogue)} for task, dialogue in shown)
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration + 1:06d}", records), iteration + 1)
 
-    # ----------------------------------------------------------------------------------------------------------------- state
+    # -----------------------------------------------------------------------------------------------------------------
+    # state
 
     def _advance(self, iteration: int) -> None:
         """Say that `iteration` iterations are done, and keep that where a snapshot or a checkpoint is due."""
@@ -465,7 +539,9 @@ class PolicyGradientTrainer:
             say(f"warning: {line}; continuing from iteration {found.iteration}")
         for group in self._learners():
             self.models[group].set_state(found.tensors[group])
-        ahead = {group: found.tensors[group][PLAYED_BY] for group in self._learners() if PLAYED_BY in found.tensors[group]}
+        ahead = {
+            group: found.tensors[group][PLAYED_BY] for group in self._learners() if PLAYED_BY in found.tensors[group]
+        }
         self._playing.set_state(found.iteration, ahead, found.state.get("ahead", []))
         self._baselines = dict(found.state["baselines"])
         self._bills.set_state(found.state["tokens"])
@@ -475,7 +551,9 @@ class PolicyGradientTrainer:
         self.folder.rewind_metrics(found.iteration)
         ends = found.iteration >= self.config.iterations
         over = ends and self.state.over  # otherwise it is to end here, which was not planned, or was killed when it did
-        self.state = replace(self.state, iteration=found.iteration, stage="test" if ends and not over else "sample", over=over)
+        self.state = replace(
+            self.state, iteration=found.iteration, stage="test" if ends and not over else "sample", over=over
+        )
 
     def _provider(self, group: str) -> ProviderSettings:
         return self.config.providers[self.agents[self.groups[group][0]].provider]

@@ -1,8 +1,9 @@
-"""The learning rules of language models: those that ship, those that a plugin adds (`nip_ray.plugins`), and the fine-tuning sets they make.
+"""The learning rules of language models: those that ship, those that a plugin adds (`nip_ray.plugins`), and the
+fine-tuning sets they make.
 
 Decisions that matter here:
-- a fine-tuning set depends on the rollouts, the config and the iteration alone: whoever makes it again after a crash makes the same
-  bytes, hence the same job;
+- a fine-tuning set depends on the rollouts, the config and the iteration alone: whoever makes it again after a crash
+  makes the same bytes, hence the same job;
 - guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own.
 """
 
@@ -37,18 +38,21 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TextRule:
-    """The play of an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and `advantages`.
+    """The play of an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and
+    `advantages`.
 
-    settings: a frozen settings dataclass with a `name`, derived from `TextTrainingSettings` (examples, pairs) or `TokenTrainingSettings`
-    (advantages). What is played of each item, its keys say: with `num_responses` a tree of that many replies at each node, with
-    `group_size` so many dialogues, next to each other; otherwise one dialogue.
+    settings: a frozen settings dataclass with a `name`, derived from `TextTrainingSettings` (examples, pairs) or
+    `TokenTrainingSettings` (advantages). What is played of each item, its keys say: with `num_responses` a tree of that
+    many replies at each node, with `group_size` so many dialogues, next to each other; otherwise one dialogue.
 
-    examples, pairs: (dialogues or trees of the iteration, an agent that learns) -> what a supervised fine-tuning job, or one by
-    preferences, of its group's model learns. advantages: what turns are worth, in gradient steps on the tokens of models in this process
-    (see `nip_ray.text.training.credit`). loss: of these tokens, see `nip_ray.learning.token_losses.clipped_surrogate`.
-    figures: (what was played, the protocol, settings) -> metrics of an iteration, logged as ``train/<name>`` (examples, pairs).
+    examples, pairs: (dialogues or trees of the iteration, an agent that learns) -> what a supervised fine-tuning job,
+    or one by preferences, of its group's model learns. advantages: what turns are worth, in gradient steps on the
+    tokens of models in this process (see `nip_ray.text.training.credit`). loss: of these tokens, see
+    `nip_ray.learning.token_losses.clipped_surrogate`. figures: (what was played, the protocol, settings) -> metrics of
+    an iteration, logged as ``train/<name>`` (examples, pairs).
 
-    All are pure functions: what these agents or the memory of advantages do not hold is not known when a run is resumed.
+    All are pure functions: what these agents or the memory of advantages do not hold is not known when a run is
+    resumed.
     """
 
     settings: type
@@ -69,7 +73,8 @@ class TextRule:
         return "num_responses" in keys_of(self.settings)
 
     def learned(self, played: Sequence[Any], agent: LearningAgent) -> list[Example] | Preferences:
-        """Examples or preferences of `agent`, by `examples` or `pairs`. Raises UserError where they give something else."""
+        """Examples or preferences of `agent`, by `examples` or `pairs`. Raises UserError where they give something
+        else."""
         if self.pairs is None:
             assert self.examples is not None
             made = self.examples(played, agent)
@@ -80,16 +85,25 @@ class TextRule:
             raise UserError(f"{place} gives {reprlib.repr(found)}, expected Preferences([Pair(...), ...])")
         return replace(found, pairs=_all_of(Pair, found.pairs, place))
 
-    def told(self, played: Sequence[Any], protocol: Protocol, settings: Any, taken: Sequence[str] = ()) -> dict[str, float]:
+    def told(
+        self, played: Sequence[Any], protocol: Protocol, settings: Any, taken: Sequence[str] = ()
+    ) -> dict[str, float]:
         """Metrics by `figures`, none without it. taken: names of other figures.
 
         Raises UserError where that is no mapping from names to numbers, or has a name that is taken.
         """
         made = {} if self.figures is None else self.figures(played, protocol, settings)
-        if not (isinstance(made, Mapping) and all(isinstance(name, str) and isinstance(value, Real) for name, value in made.items())):
-            raise UserError(f"algorithm {settings.name!r}: figures gives {reprlib.repr(made)}, expected numbers by name")
+        if not (
+            isinstance(made, Mapping)
+            and all(isinstance(name, str) and isinstance(value, Real) for name, value in made.items())
+        ):
+            raise UserError(
+                f"algorithm {settings.name!r}: figures gives {reprlib.repr(made)}, expected numbers by name"
+            )
         if both := sorted(made.keys() & set(taken)):
-            raise UserError(f"algorithm {settings.name!r}: figures gives {', '.join(both)}, names of other figures, choose others")
+            raise UserError(
+                f"algorithm {settings.name!r}: figures gives {', '.join(both)}, names of other figures, choose others"
+            )
         return {name: float(value) for name, value in made.items()}
 
     def faults(self) -> Iterator[str]:
@@ -99,21 +113,36 @@ class TextRule:
             if not callable(way) and (way is not None or name == "loss"):
                 yield f"{name}: {way!r} is no function"
         sizes = (keys_of(self.settings).get(name) for name in ("group_size", "num_responses"))
-        yield from (f"{key.name}: how many are played, expected int" for key in sizes if key is not None and key.annotation is not int)
+        yield from (
+            f"{key.name}: how many are played, expected int"
+            for key in sizes
+            if key is not None and key.annotation is not int
+        )
         if sum(way is not None for way in (self.examples, self.pairs, self.advantages)) != 1:
             yield "give exactly one of examples, pairs and advantages"
         elif issubclass(self.settings, TokenTrainingSettings) != (self.advantages is not None):
-            yield "derive settings from TokenTrainingSettings where there are advantages, else from TextTrainingSettings"
+            yield (
+                "derive settings from TokenTrainingSettings where there are advantages, else from TextTrainingSettings"
+            )
         elif self.advantages is None and self.loss is not clipped_surrogate:
             yield "loss is for rules with advantages, leave it out"
         elif self.advantages is not None and self.figures is not None:
             yield "figures is for rules with examples or pairs; a loss gives figures of its own"
         elif self.advantages is not None and self.plays_trees:
             yield "num_responses is for rules with examples or pairs; no trees are played to learn from tokens"
-        elif self.loss is clipped_surrogate and self.advantages is not None and not issubclass(self.settings, RatioClipSettings):
-            yield "derive settings from RatioClipSettings too, which clipped_surrogate reads, or give a loss of your own"
+        elif (
+            self.loss is clipped_surrogate
+            and self.advantages is not None
+            and not issubclass(self.settings, RatioClipSettings)
+        ):
+            yield (
+                "derive settings from RatioClipSettings too, which clipped_surrogate reads, or give a loss of your own"
+            )
         elif (self.pairs is not None or self.plays_trees) and getattr(self.settings, "replaces_guesses", False):
-            yield "set `replaces_guesses = False` in the settings, since no guess is replaced where pairs or trees are learned from"
+            yield (
+                "set `replaces_guesses = False` in the settings, since no guess is replaced where pairs or trees are"
+                " learned from"
+            )
 
 
 def _all_of(kind: type[Made], made: Any, place: str) -> list[Made]:
@@ -139,13 +168,16 @@ def rule_of(settings: Any) -> TextRule:
 # Guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own.
 #
 # - the verifier's guesses are replaced before a rule selects, and the rule sees the other dialogues only;
-# - the schedule is the published one (Hammond and Adam-Day, ICLR 2025): iterations count from 0, so the first has the whole share, and of
-#   n dialogues int(share * n) are replaced, after what rounding took away is given back (0.29 of 100 is 29). Who is replaced depends on
+# - the schedule is the published one (Hammond and Adam-Day, ICLR 2025): iterations count from 0, so the first has the
+# whole share, and of
+# n dialogues int(share * n) are replaced, after what rounding took away is given back (0.29 of 100 is 29). Who is
+# replaced depends on
 #   (seed, iteration, agent) alone.
 
 
 def replaced_guesses(dialogues: Sequence[Dialogue], agent: LearningAgent) -> tuple[list[Example], list[Dialogue]]:
-    """(examples in which the agent gives the true verdict, the dialogues that are left); provers, and all without a share, keep all."""
+    """(examples in which the agent gives the true verdict, the dialogues that are left); provers, and all without a
+    share, keep all."""
     part = share(agent.settings, agent.iteration)
     if agent.name not in agent.scenario.protocol.verifiers or not part:
         return [], list(dialogues)
@@ -180,8 +212,8 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class FineTuningSet:
-    """lines: of the fine-tuning file. figures: ``<agent>/examples``, how many of them are its own; for rules that learn from pairs also
-    ``<rule>/<agent>/{pairs, equal_pairs, invalid_pairs}``.
+    """lines: of the fine-tuning file. figures: ``<agent>/examples``, how many of them are its own; for rules that learn
+    from pairs also ``<rule>/<agent>/{pairs, equal_pairs, invalid_pairs}``.
     """
 
     lines: list[Line]
@@ -189,9 +221,15 @@ class FineTuningSet:
 
 
 def fine_tuning_set(
-    config: TextExperimentConfig, scenario: Any, run_dir: Path, items: Mapping[int, Any], iteration: int, agents: Sequence[str]
+    config: TextExperimentConfig,
+    scenario: Any,
+    run_dir: Path,
+    items: Mapping[int, Any],
+    iteration: int,
+    agents: Sequence[str],
 ) -> FineTuningSet:
-    """The set of `agents`, who share a model, after `iteration` (from 0), agent by agent. items: the training items by id."""
+    """The set of `agents`, who share a model, after `iteration` (from 0), agent by agent. items: the training items by
+    id."""
     settings, rule = fine_tuning_rule(config), rule_of(config.algorithm)
     first = 0 if settings.fine_tune_on_all_previous_rollouts else iteration
     played = [one for i in range(first, iteration + 1) for one in read_played(rule, run_dir, items, i)]
@@ -214,18 +252,24 @@ def read_played(rule: TextRule, run_dir: Path, items: Mapping[int, Any], iterati
     return [*(read_trees if rule.plays_trees else read_dialogues)(path, items)]
 
 
-def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: Shape) -> tuple[list[Line], Mapping[str, float]]:
+def _taught(
+    rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: Shape
+) -> tuple[list[Line], Mapping[str, float]]:
     """One agent's lines and figures."""
     replaced, kept = ([], played) if rule.pairs is not None else replaced_guesses(played, agent)
     found = rule.learned(kept, agent)
     if isinstance(found, Preferences):
-        return [dpo_line(shape_chat(pair.chat, shape), pair.preferred, pair.rejected) for pair in found.pairs], found.figures()
+        return [
+            dpo_line(shape_chat(pair.chat, shape), pair.preferred, pair.rejected) for pair in found.pairs
+        ], found.figures()
     return [supervised_line(shape_chat(one.chat, shape), one.completion) for one in (*replaced, *found)], {}
 
 
-def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:
-    """The set of `agents` from dialogues of random replies: every own turn, up to the last; `warmup_agents` the scenario's own example
-    about each dialogue's item."""
+def format_warmup_set(
+    config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]
+) -> FineTuningSet:
+    """The set of `agents` from dialogues of random replies: every own turn, up to the last; `warmup_agents` the
+    scenario's own example about each dialogue's item."""
     lines: list[Line] = []
     figures: dict[str, float] = {}
     shapes, shown = chat_shapes(config), fine_tuning_rule(config).warmup_agents

@@ -1,17 +1,21 @@
-"""`TextTrainer`: the stage machine of language agents. `run_stage` does one stage, and then writes `state.json`: it is done.
+"""`TextTrainer`: the stage machine of language agents. `run_stage` does one stage, and then writes `state.json`: it is
+done.
 
     (format_warmup ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
-    (format_warmup ->) sample -> log -> create_jobs -> test -> await_jobs -> the next iteration    (test_while_fine_tuning)
+    (format_warmup ->) sample -> log -> create_jobs -> test -> await_jobs -> the next one    (test_while_fine_tuning)
 
 Decisions that matter here:
-- a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same keys (answered
-  ones come from the records), and puts its results into place in one step. So a kill at any moment costs time and no money;
-- k iterations are k samplings and k - 1 fine-tunings, unless `fine_tune_after_last`; held-out items are played by the models that the
-  iteration sampled with, before they are fine-tuned or (`test_while_fine_tuning`) while they are, with money held for the jobs;
-- with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in each iteration;
-- trackers are told of a row when it is in `metrics.jsonl`, and before the stage counts as done: so none is left out, and one that
-  comes again after a crash is the trackers' to recognise. For them a checkpoint is the state and the config: the names of the models,
-  which are all that another run needs to start from these.
+- a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same
+  keys (answered ones come from the records), and puts its results into place in one step. So a kill at any moment costs
+  time and no money;
+- k iterations are k samplings and k - 1 fine-tunings, unless `fine_tune_after_last`; held-out items are played by the
+  models that the iteration sampled with, before they are fine-tuned or (`test_while_fine_tuning`) while they are, with
+  money held for the jobs;
+- with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in
+  each iteration;
+- trackers are told of a row when it is in `metrics.jsonl`, and before the stage counts as done: so none is left out,
+  and one that comes again after a crash is the trackers' to recognise. For them a checkpoint is the state and the
+  config: the names of the models, which are all that another run needs to start from these.
 """
 
 import asyncio
@@ -52,7 +56,17 @@ from nip_ray.text.dialogues.runner import (
     write_trees,
 )
 from nip_ray.text.jobs import await_job, ended, ensure_job, job_key, next_attempt, worst, worst_of
-from nip_ray.text.parts import STATE, Parts, Prepared, Stage, TextState, base_state, first_state, save_state, with_base_models
+from nip_ray.text.parts import (
+    STATE,
+    Parts,
+    Prepared,
+    Stage,
+    TextState,
+    base_state,
+    first_state,
+    save_state,
+    with_base_models,
+)
 from nip_ray.text.providers.interface import encode
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.rules import FineTuningSet, fine_tuning_set, format_warmup_set, read_played, rule_of
@@ -68,12 +82,15 @@ TRANSCRIPTS = 50
 
 
 class TextTrainer:
-    """One process's work on a run. folder: open for writing. parts: backends. state: resume point. tracker: metric sink.
+    """One process's work on a run. folder: open for writing. parts: backends. state: resume point. tracker: metric
+    sink.
 
     finished: set by whoever has written the evaluation; until then trackers take an end for an interruption.
     """
 
-    def __init__(self, config: TextExperimentConfig, folder: RunFolder, parts: Parts, state: TextState, tracker: Tracker) -> None:
+    def __init__(
+        self, config: TextExperimentConfig, folder: RunFolder, parts: Parts, state: TextState, tracker: Tracker
+    ) -> None:
         self.config, self.folder, self.parts, self.state, self.tracker = config, folder, parts, state, tracker
         self.finished = False
         self.groups, self.rule = groups(config), fine_tuning_rule(config)
@@ -87,7 +104,8 @@ class TextTrainer:
         return self.config.base_run is not None and self.config.base_run.kind == "rerun_tests"
 
     def run_stage(self) -> Stage:
-        """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); what was done is kept."""
+        """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); what was done
+        is kept."""
         stage = self.state.stage
         work = {
             "format_warmup": self._format_warmup,
@@ -105,7 +123,8 @@ class TextTrainer:
         try:
             self._advance(self._runner.run(traced()))
         except TrainingError:
-            if stage == "await_jobs":  # a job may have failed: a resumed run looks at all of them, and makes new attempts of those
+            # a job may have failed: a resumed run looks at all of them, and makes new attempts of those
+            if stage == "await_jobs":
                 save_state(self.folder, replace(self.state, stage="create_jobs"))
             raise
         finally:
@@ -131,13 +150,19 @@ class TextTrainer:
     # ---------------------------------------------------------------------------------------------------------- stages
 
     async def _format_warmup(self) -> TextState:
-        """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they are the same."""
+        """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they
+        are the same."""
         tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.rule.format_warmup)
-        drawn_as = replace(self._context("train"), split="rehearsal")  # seeds come from this name: another one gives other replies
+        # seeds come from this name: another one gives other replies
+        drawn_as = replace(self._context("train"), split="rehearsal")
         state, scenario = self.state, self.parts.scenario
-        nobody = {agent: AgentClient(None, "", own) for agent, own in language_agents(self.config).items()}  # replies are random
+        # replies are random
+        nobody = {agent: AgentClient(None, "", own) for agent, own in language_agents(self.config).items()}
         dialogues = await DialogueRunner(scenario, nobody, drawn_as, 1).dialogues(tasks)
-        sets = {group: format_warmup_set(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
+        sets = {
+            group: format_warmup_set(self.config, scenario, dialogues, self.groups[group])
+            for group in self.trained_groups()
+        }
         jobs = await self._start(sets, FORMAT_WARMUP, "supervised", self.rule.format_warmup_tuning)
         for group, job in (await self._finish(jobs)).items():
             state = state.group(group, base=job.model, model=job.model)
@@ -145,7 +170,9 @@ class TextTrainer:
 
     async def _sample(self) -> TextState:
         state, rule = self.state, self.rule
-        tasks = training_tasks(self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration)
+        tasks = training_tasks(
+            self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration
+        )
         if (size := getattr(rule, "group_size", None)) is not None:
             tasks = grouped(tasks, size)
         tasks = self.parts.drawn(tasks)
@@ -169,7 +196,11 @@ class TextTrainer:
         await self._hold(self._under_way().values())
         last = iteration + 1 >= self.config.iterations
         if {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.rule.test_scheme]:
-            path, number, repeats = rollout_file(self.folder.path, "test", iteration), self.rule.num_test_items, self.rule.num_test_repeats
+            path, number, repeats = (
+                rollout_file(self.folder.path, "test", iteration),
+                self.rule.num_test_items,
+                self.rule.num_test_repeats,
+            )
             tasks = self.parts.drawn(test_tasks(self.parts.items["test"], self.config.seed, number, repeats))
             dialogues = await self.parts.play(self.state.models(), self._context("test"), tasks, progress=self.progress)
             write_dialogues(path, self.parts.scenario, tasks, dialogues)
@@ -205,7 +236,9 @@ class TextTrainer:
             entry = self.parts.journal.last("job", key=key)
             if entry is None:
                 path = self.parts.journal.path
-                raise TrainingError(f"{path} has lost the job that is waited for; resume the run to find it at the provider")
+                raise TrainingError(
+                    f"{path} has lost the job that is waited for; resume the run to find it at the provider"
+                )
             made[group] = FineTuneJob(entry["id"], key, "pending")
         for group, job in (await self._finish(made)).items():
             state = state.group(group, model=job.model, job_key=None)
@@ -220,7 +253,8 @@ class TextTrainer:
             state = replace(state, stage="sample")
         elif state.stage == order[-1]:
             state = replace(state, iteration=iteration + 1, stage=order[0], over=last)
-        elif state.stage == "create_jobs" and len(state.history) > iteration:  # tested before: these jobs are made again, or come late
+        # tested before: these jobs are made again, or come late
+        elif state.stage == "create_jobs" and len(state.history) > iteration:
             state = replace(state, stage="await_jobs")
         else:
             state = replace(state, stage=order[order.index(state.stage) + 1])
@@ -266,7 +300,8 @@ class TextTrainer:
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration:06d}", records), iteration)
 
     def _track_models(self) -> None:
-        """Tell trackers of the models that there are after an iteration: a folder with config and state, as `base_run` takes it."""
+        """Tell trackers of the models that there are after an iteration: a folder with config and state, as `base_run`
+        takes it."""
         try:
             with TemporaryDirectory() as made:
                 for name in (CONFIG, STATE):
@@ -277,7 +312,9 @@ class TextTrainer:
 
     def _fine_tuning_set(self, group: str) -> FineTuningSet:
         items = self.parts.by_id["train"]
-        return fine_tuning_set(self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group])
+        return fine_tuning_set(
+            self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group]
+        )
 
     def _figures(self, split: str) -> dict[str, float]:
         return dialogue_metrics(self._played(split), self.parts.scenario.protocol, self.parts.kind.groups)
@@ -290,7 +327,9 @@ class TextTrainer:
         rule = rule_of(self.rule)
         if rule.figures is not None:
             played = read_played(rule, self.folder.path, self.parts.by_id["train"], self.state.iteration)
-            told = rule.told(played, self.parts.scenario.protocol, self.rule, [name.removeprefix("train/") for name in others])
+            told = rule.told(
+                played, self.parts.scenario.protocol, self.rule, [name.removeprefix("train/") for name in others]
+            )
             found |= {f"train/{name}": value for name, value in told.items()}
         return found
 
@@ -299,17 +338,21 @@ class TextTrainer:
     async def _start(
         self, sets: Mapping[str, FineTuningSet], iteration: int, method: Method, rule: FineTuningSettings
     ) -> dict[str, FineTuneJob]:
-        """A job for each group's fine-tuning set, made or found. Money for all of them is set aside before any is made."""
+        """A job for each group's fine-tuning set, made or found. Money for all of them is set aside before any is
+        made."""
         data = {group: encode(made.lines) for group, made in sets.items()}
         specs = {group: self._spec(group, sets[group], data[group], iteration, method, rule) for group in sets}
         await self._reserve({spec.key: worst_of(spec) for spec in specs.values()})
         return {
-            group: await ensure_job(self.parts.backend(group), self.parts.journal, spec, data[group], f"{iteration + 1:06d}-{group}.jsonl")
+            group: await ensure_job(
+                self.parts.backend(group), self.parts.journal, spec, data[group], f"{iteration + 1:06d}-{group}.jsonl"
+            )
             for group, spec in specs.items()
         }
 
     async def _finish(self, jobs: Mapping[str, FineTuneJob]) -> dict[str, FineTuneJob]:
-        """The groups' jobs once all have succeeded, and booked. Raises TrainingError when one has failed, once all are over."""
+        """The groups' jobs once all have succeeded, and booked. Raises TrainingError when one has failed, once all are
+        over."""
         await self._hold(job.key for job in jobs.values())
         waiting = (self._awaited(group, job) for group, job in jobs.items())
         done = await asyncio.gather(*waiting, return_exceptions=True)  # so that of each the journal knows how it ended
@@ -346,8 +389,13 @@ class TextTrainer:
             told(gen_ai__response__model=done.model, nip_ray__job=done.id, nip_ray__trained_tokens=done.trained_tokens)
         return done
 
-    def _spec(self, group: str, made: FineTuningSet, data: bytes, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneSpec:
-        scratch, stands = language_agents(self.config)[self.groups[group][0]].fine_tune_from_scratch, self.state.groups[group]
+    def _spec(
+        self, group: str, made: FineTuningSet, data: bytes, iteration: int, method: Method, rule: FineTuningSettings
+    ) -> FineTuneSpec:
+        scratch, stands = (
+            language_agents(self.config)[self.groups[group][0]].fine_tune_from_scratch,
+            self.state.groups[group],
+        )
         model = stands.base if scratch else stands.model
 
         def key_of(attempt: int) -> str:
@@ -364,7 +412,14 @@ class TextTrainer:
             token_pusd=self.parts.training_price(group, model),
             **{
                 name: getattr(rule, name)
-                for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta", "nll_coefficient")
+                for name in (
+                    "num_epochs",
+                    "batch_size",
+                    "learning_rate_multiplier",
+                    "learning_rate",
+                    "beta",
+                    "nll_coefficient",
+                )
             },
         )
 
@@ -379,14 +434,24 @@ class TextTrainer:
 
     async def _reserve(self, jobs: Mapping[str, Amount]) -> None:
         """Set money aside for all jobs that are not over, or for none. jobs: key -> what it can cost at most."""
-        due = {key: amount for key, amount in jobs.items() if key not in self._reserved and ended(self.parts.journal, key) is None}
+        due = {
+            key: amount
+            for key, amount in jobs.items()
+            if key not in self._reserved and ended(self.parts.journal, key) is None
+        }
         if due:
             held = await self.parts.budget.reserve_for_jobs(sum(due.values(), NOTHING))
             self._reserved |= zip(due, held.split(due.values()), strict=True)
 
     def final_record(self) -> Mapping[str, Any] | None:
         """The figures of the last test, with intervals; None if there was none."""
-        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.parts.scenario.protocol, self.parts.kind)
+        return last_test(
+            self.folder.path,
+            self.state.iteration,
+            self.parts.by_id["test"],
+            self.parts.scenario.protocol,
+            self.parts.kind,
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -396,7 +461,9 @@ AnyTrainer: TypeAlias = "TextTrainer | PolicyGradientTrainer"
 """Of rules with fine-tuning jobs, or on tokens."""
 
 
-def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
+def train(
+    config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool
+) -> ExperimentResult:
     """Do all stages that are left, then write the evaluation and the report."""
     say_stage(f"run {folder.path}", quiet)
     trainer = begin(config, folder, prepared, state)
@@ -427,11 +494,14 @@ def begin(
     group: str | None = None,
     in_trial: bool = False,
 ) -> AnyTrainer:
-    """Everything that works on a run, its trackers too. group: the sweep that it belongs to. in_trial: in a trial of Tune's.
+    """Everything that works on a run, its trackers too. group: the sweep that it belongs to. in_trial: in a trial of
+    Tune's.
 
     What is written to logs from here on passes the filter of secrets. Raises UserError for missing keys and libraries.
     """
-    Redactor([name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]).install()
+    Redactor(
+        [name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]
+    ).install()
     about = RunInfo(
         folder.path,
         run_id(folder, config.name, config.seed),

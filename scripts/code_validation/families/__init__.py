@@ -12,8 +12,8 @@ A family is an entry of `introductory.yaml`, `interview.yaml` or `competition.ya
 | `facts` | an expression: what `$name` stands for |
 
 Decisions that matter here:
-- a family is in one split for ever: which one depends on its name alone, so that data sets made with different seeds, sizes or later
-  versions of this package never have a family of the one split in the other.
+- a family is in one split for ever: which one depends on its name alone, so that data sets made with different seeds,
+  sizes or later versions of this package never have a family of the one split in the other.
 """
 
 from pathlib import Path

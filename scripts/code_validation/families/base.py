@@ -1,12 +1,12 @@
 """What a family of problems is, and how a draft of a problem becomes one: wording, names, hidden tests, results.
 
 Decisions that matter here:
-- a family is data: plain text and plain Python. In both, `$name` stands for a fact of the draft; in the text, `<one|another>` is a choice
-  of words. Everything else that varies is done here;
+- a family is data: plain text and plain Python. In both, `$name` stands for a fact of the draft; in the text,
+  `<one|another>` is a choice of words. Everything else that varies is done here;
 - the solutions define `solve`, and use names of `names.py`. Function, parameters and variables
   are renamed at random, those of the signature alike in all solutions and between the question's backticks;
-- the first solution says what is right. It is run in this process, like the expressions that draw calls: both are programs of this
-  repository, never a user's.
+- the first solution says what is right. It is run in this process, like the expressions that draw calls: both are
+  programs of this repository, never a user's.
 """
 
 import ast
@@ -34,8 +34,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 class Problem:
     """A problem with what is known of it.
 
-    question: the statement, with an example. solutions: correct programs. function_name: what they define. calls: hidden tests, lists of
-    arguments as JSON carries them. results: what the function returns for each, as JSON carries it.
+    question: the statement, with an example. solutions: correct programs. function_name: what they define. calls:
+    hidden tests, lists of arguments as JSON carries them. results: what the function returns for each, as JSON carries
+    it.
     """
 
     question: str
@@ -49,8 +50,8 @@ class Problem:
 class Draft:
     """A problem before names and words are chosen. See the module for how its texts are read.
 
-    names: names that the function may have, separated by spaces. solutions: correct programs that define `solve`. sample: draws a call.
-    edges: calls that are always among the tests. facts: what `$name` stands for.
+    names: names that the function may have, separated by spaces. solutions: correct programs that define `solve`.
+    sample: draws a call. edges: calls that are always among the tests. facts: what `$name` stands for.
     """
 
     names: str
@@ -92,7 +93,9 @@ class Draw:
         """Random letters."""
         return "".join(self.rng.choice(alphabet) for _ in range(self.rng.randint(shortest, longest)))
 
-    def texts(self, shortest: int, longest: int, alphabet: str = "abcdef", letters: tuple[int, int] = (1, 6)) -> list[str]:
+    def texts(
+        self, shortest: int, longest: int, alphabet: str = "abcdef", letters: tuple[int, int] = (1, 6)
+    ) -> list[str]:
         """A list of words of `letters` letters."""
         return [self.text(*letters, alphabet) for _ in range(self.rng.randint(shortest, longest))]
 
@@ -130,7 +133,12 @@ def family_of(name: str, difficulty: Difficulty, entry: Mapping[str, Any]) -> Fa
         space: dict[str, Any] = {"draw": draw}
         exec(begin, space)
         return Draft(
-            entry["names"], entry["question"], entry["solutions"], lambda: eval(call, space), eval(edges, space), eval(facts, space)
+            entry["names"],
+            entry["question"],
+            entry["solutions"],
+            lambda: eval(call, space),
+            eval(edges, space),
+            eval(facts, space),
         )
 
     return Family(name, difficulty, draft)
@@ -219,14 +227,16 @@ def _signature_names(sources: Sequence[str], function_names: Sequence[str], rng:
 
 
 def _new_name(name: str, taken: set[str], rng: Random) -> str:
-    """A name of the pool of `name` that is not taken; `name` itself where it has no pool, which then nothing else is called."""
+    """A name of the pool of `name` that is not taken; `name` itself where it has no pool, which then nothing else is
+    called."""
     if name not in POOLS:
         return name
     return rng.choice([option for option in POOLS[name] if option not in taken] or [f"new_{name}"])
 
 
 def _renamed(source: str, shared: Mapping[str, str], rng: Random) -> str:
-    """A solution with new names, printed from its syntax tree. What has no pool (built-in functions, too) keeps its name."""
+    """A solution with new names, printed from its syntax tree. What has no pool (built-in functions, too) keeps its
+    name."""
     tree = ast.parse(source)
     names = _names_in(tree)
     chosen = dict(shared)

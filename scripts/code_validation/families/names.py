@@ -1,6 +1,8 @@
-"""Names of variables and what else each may be called: a solution written with the one is printed with one of the others.
+"""Names of variables and what else each may be called: a solution written with the one is printed with one of the
+others.
 
-Two names that a solution uses may share words; a word is never given twice in one program. No word is a built-in of Python.
+Two names that a solution uses may share words; a word is never given twice in one program. No word is a built-in of
+Python.
 """
 
 POOLS: dict[str, tuple[str, ...]] = {

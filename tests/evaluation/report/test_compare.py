@@ -17,7 +17,13 @@ from nip_ray.evaluation.report.source import read_run
 
 def run_folder(path: Path, seed: int, right: int, lr: float = 0.1, rows: int = 6, **config: Any) -> Path:
     path.mkdir(parents=True)
-    settings = {"name": "tried", "seed": seed, "algorithm": {"name": "ppo", "lr": lr}, "runtime": {"num_threads": seed + 1}, **config}
+    settings = {
+        "name": "tried",
+        "seed": seed,
+        "algorithm": {"name": "ppo", "lr": lr},
+        "runtime": {"num_threads": seed + 1},
+        **config,
+    }
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
     every = {"version": 1, "train/verifier/return": 0.0}
     made = [{"iteration": i, **every, "eval/verifier/accuracy": 0.5 + 0.01 * i * seed} for i in range(1, rows + 1)]
@@ -41,7 +47,10 @@ def runs_of(folders: list[Path]) -> list[Run]:
 
 def test_runs_that_differ_in_their_seed_alone_are_one_group(folders: list[Path]) -> None:
     groups = grouped(runs_of(folders))
-    assert [[run.name for run in group.runs] for group in groups] == [["slow-1", "slow-2", "slow-3"], ["fast-1", "fast-2"]]
+    assert [[run.name for run in group.runs] for group in groups] == [
+        ["slow-1", "slow-2", "slow-3"],
+        ["fast-1", "fast-2"],
+    ]
     assert [group.label for group in groups] == ["lr 0.1", "lr 0.2"]
 
 
@@ -101,11 +110,17 @@ def test_a_copied_run_is_no_second_seed(folders: list[Path]) -> None:
     [
         ({"scenario": {"name": "graph_isomorphism"}}, "name runs of one scenario"),
         ({"protocol": {"name": "debate"}}, "name runs of one protocol"),
-        ({"scenario": {"name": "image_classification", "data": {"seed": 1}}}, r"other held-out instances \(scenario.data.seed: 0 and 1\)"),
+        (
+            {"scenario": {"name": "image_classification", "data": {"seed": 1}}},
+            r"other held-out instances \(scenario.data.seed: 0 and 1\)",
+        ),
     ],
 )
 def test_runs_that_were_asked_something_else_are_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
-    config: dict[str, Any] = {"protocol": {"name": "nip"}, "scenario": {"name": "image_classification", "data": {"seed": 0}}}
+    config: dict[str, Any] = {
+        "protocol": {"name": "nip"},
+        "scenario": {"name": "image_classification", "data": {"seed": 0}},
+    }
     folders = [run_folder(tmp_path / "a", 1, 60, **config), run_folder(tmp_path / "b", 2, 60, **(config | other))]
     with pytest.raises(UserError, match=words):
         comparison_page(folders)

@@ -22,14 +22,22 @@ from nip_ray.scenarios.registry import SCENARIOS
     ("config", "task", "pay"),
     [
         (
-            {"scenario": {"name": "graph_isomorphism"}, "protocol": {"name": "debate", "verifier_incorrect_penalty": -2.5}},
+            {
+                "scenario": {"name": "graph_isomorphism"},
+                "protocol": {"name": "debate", "verifier_incorrect_penalty": -2.5},
+            },
             "Task: are two graphs the same up to the names of their nodes (accept) or not (reject)?",
-            "The verifier is paid 1 for a correct verdict and -2.5 for a wrong one; prover0 1 for rejection, right or wrong; "
-            "prover1 1 for acceptance, right or wrong.",
+            (
+                "The verifier is paid 1 for a correct verdict and -2.5 for a wrong one; prover0 1 for rejection, right"
+                " or wrong; prover1 1 for acceptance, right or wrong."
+            ),
         ),
         (
             load_config("tune_configs/message_game.yaml").model_dump(mode="json"),
-            "Task: does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
+            (
+                "Task: does a secret that only the prover sees lie in the upper half (accept) or in the lower one"
+                " (reject)?"
+            ),
             "The verifier is paid 1 for a correct verdict and -1 for a wrong one; the prover the same.",
         ),
         (
@@ -38,12 +46,22 @@ from nip_ray.scenarios.registry import SCENARIOS
                 "protocol": {
                     "name": "nip",
                     "prover_reward": "much",
-                    "payoff": {"verifier": {"false_accept": -5, "turns": {"prover": -0.25}}, "prover": {"undecided": -2}, "x": 1},
+                    "payoff": {
+                        "verifier": {"false_accept": -5, "turns": {"prover": -0.25}},
+                        "prover": {"undecided": -2},
+                        "x": 1,
+                    },
                 },
             },
-            "Task: does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
-            "The verifier is paid 1 for a true acceptance, -5 for a false one, 1 for a true rejection, -1 for a false one, "
-            "-1 for no verdict, -0.25 for each turn of the prover; the prover 1 for acceptance, right or wrong, -2 for no verdict.",
+            (
+                "Task: does a secret that only the prover sees lie in the upper half (accept) or in the lower one"
+                " (reject)?"
+            ),
+            (
+                "The verifier is paid 1 for a true acceptance, -5 for a false one, 1 for a true rejection, -1 for a"
+                " false one, -1 for no verdict, -0.25 for each turn of the prover; the prover 1 for acceptance, right"
+                " or wrong, -2 for no verdict."
+            ),
         ),
         (
             {"scenario": {"name": "own"}, "protocol": {"name": "own"}},
@@ -68,7 +86,13 @@ def test_what_is_said_of_shipped_scenarios_holds(no_plugins: None) -> None:
 
 
 def episode(turn: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
-    record = {"instance": 81, "label": 1, "verdict": "reject", "correct": False, "rounds": [{"round": 0, "turns": [turn]}]}
+    record = {
+        "instance": 81,
+        "label": 1,
+        "verdict": "reject",
+        "correct": False,
+        "rounds": [{"round": 0, "turns": [turn]}],
+    }
     return shown(record, 1, {"prover": 1}, {}, {"81": item})
 
 
@@ -77,7 +101,9 @@ def test_items_of_numbers_and_lists_are_shown() -> None:
     assert episode({}, item)["item"] == [("a", "8"), ("parts", "[8, 8]"), ("claim", "eight and eight is sixteen")]
 
 
-@pytest.mark.parametrize(("raw", "words"), [("sixteen perhaps", "sixteen perhaps [invalid]"), ("", "(an empty reply) [invalid]")])
+@pytest.mark.parametrize(
+    ("raw", "words"), [("sixteen perhaps", "sixteen perhaps [invalid]"), ("", "(an empty reply) [invalid]")]
+)
 def test_what_was_written_is_shown_where_it_could_not_be_used(raw: str, words: str) -> None:
     class Scenario:
         protocol = build("nip")

@@ -46,12 +46,17 @@ def test_an_image_keeps_its_pixels_and_its_proportions() -> None:
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["nodes", "edges", "points", "round", "children"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["nodes", "edges", "points", "round", "children"]), inner)
+    ),
     max_leaves=12,
 )
 
 
 @given(st.sampled_from(["graphs", "image", "positions", "tree"]), st.lists(ANYTHING, min_size=4, max_size=4))
 def test_what_is_no_picture_is_not_drawn_and_does_no_harm(kind: str, values: list[Any]) -> None:
-    keys = {"graphs": ["size", "graphs"], "image": ["pixels", "grid"], "positions": ["positions"], "tree": ["tree"]}[kind]
+    keys = {"graphs": ["size", "graphs"], "image": ["pixels", "grid"], "positions": ["positions"], "tree": ["tree"]}[
+        kind
+    ]
     getattr(drawings, kind)(dict(zip(keys, values, strict=False)))

@@ -1,4 +1,5 @@
-"""What the page says of attacks, the worst case and cross-play: as evaluation.json has it, and plainly where it has nothing."""
+"""What the page says of attacks, the worst case and cross-play: as evaluation.json has it, and plainly where it has
+nothing."""
 
 import json
 from pathlib import Path
@@ -27,7 +28,13 @@ def attacker(name: str, kind: str, right: int, chosen: bool = False, **more: Any
 
 def run_folder(path: Path, **parts: Any) -> Path:
     path.mkdir()
-    row = {"iteration": 1, "version": 1, "train/verifier/return": 0.0, "train/verifier/accuracy": 0.5, "train/prover/return": 0.0}
+    row = {
+        "iteration": 1,
+        "version": 1,
+        "train/verifier/return": 0.0,
+        "train/verifier/accuracy": 0.5,
+        "train/prover/return": 0.0,
+    }
     (path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     table = {"verifier/accuracy": record(70), "verifier/soundness": record(60), "verifier/completeness": record(80)}
     document = {"format": "nip_ray.evaluation", "version": 1, "iteration": 1, "split": "test", "greedy": table, **parts}
@@ -64,8 +71,12 @@ def test_the_strongest_attacker_comes_first_in_words_and_into_the_headline(tmp_p
     assert "fresh/size" not in report_page(folder)[0]
 
 
-@pytest.mark.parametrize(("right", "most", "shown"), [(99, 0.06, True), (99, 0.05, False), (99, None, None), (60, 0.05, False)])
-def test_soundness_is_shown_up_to_the_threshold_of_the_config(tmp_path: Path, right: int, most: float | None, shown: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("right", "most", "shown"), [(99, 0.06, True), (99, 0.05, False), (99, None, None), (60, 0.05, False)]
+)
+def test_soundness_is_shown_up_to_the_threshold_of_the_config(
+    tmp_path: Path, right: int, most: float | None, shown: bool | None
+) -> None:
     folder = run_folder(tmp_path / "run", **attacked(right))
     (folder / "config.yaml").write_text(json.dumps({"evaluation": {"attack": {"max_soundness_error": most}}}))
     findings = find(read_run(folder))
@@ -79,23 +90,35 @@ def test_soundness_is_shown_up_to_the_threshold_of_the_config(tmp_path: Path, ri
 def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run", **attacked(every_message=record(30)), soundness_error=record(70))
     findings = find(read_run(folder))
-    assert f"Over all possible prover messages, 70.0\u00a0% of false claims are accepted {interval(70)}." in findings.sentence
+    assert (
+        f"Over all possible prover messages, 70.0\u00a0% of false claims are accepted {interval(70)}."
+        in findings.sentence
+    )
     assert not any("not tried" in claim for claim in findings.not_shown), "there are no others"
     assert "Soundness error under attack: 70.0\u00a0%" in report_page(folder)[0]
     one_side = run_folder(tmp_path / "debate", **attacked(every_message=record(30), agents=["liar"]))
-    assert "Over all possible messages of liar, 70.0" in find(read_run(one_side)).sentence, "another prover plays as it was trained"
+    assert "Over all possible messages of liar, 70.0" in find(read_run(one_side)).sentence, (
+        "another prover plays as it was trained"
+    )
 
 
 def test_an_attack_on_true_claims_is_told_beside_that_on_false_ones(tmp_path: Path) -> None:
     parts = attacked(99)
-    parts["attack"]["completeness"] = {"attackers": [attacker("own", "own", 40, chosen=True)], "every_message": record(30)}
+    parts["attack"]["completeness"] = {
+        "attackers": [attacker("own", "own", 40, chosen=True)],
+        "every_message": record(30),
+    }
     folder = run_folder(tmp_path / "run", **parts)
     (folder / "config.yaml").write_text(json.dumps({"protocol": {"name": "debate"}}))
     source = read_run(folder)
     findings = find(source)
-    assert f"When a prover attacks the true claims, 70.0\u00a0% of them are not accepted {interval(70)}." in findings.sentence
+    assert (
+        f"When a prover attacks the true claims, 70.0\u00a0% of them are not accepted {interval(70)}."
+        in findings.sentence
+    )
     assert any(
-        "at a completeness of 80.0\u00a0%, and of 30.0\u00a0% under attack" in claim for claim in findings.shown + findings.not_shown
+        "at a completeness of 80.0\u00a0%, and of 30.0\u00a0% under attack" in claim
+        for claim in findings.shown + findings.not_shown
     )
     assert page_contents(source, findings)["tiles"][-1][1] == "70.0\u00a0%"
 
@@ -103,7 +126,10 @@ def test_an_attack_on_true_claims_is_told_beside_that_on_false_ones(tmp_path: Pa
 def test_soundness_over_attack_budget_is_drawn_with_its_bound(tmp_path: Path) -> None:
     stops = [{"iterations": 25, "held_out": record(90)}, {"iterations": 50, "held_out": record(60)}, "strange"]
     tried = [{"tries": 1, "held_out": record(80)}, {"tries": 4, "held_out": record(50)}]
-    table = [attacker("fresh/size=1/seed=0", "fresh", 60, chosen=True, budget=stops), attacker("search", "search", 50, search=tried)]
+    table = [
+        attacker("fresh/size=1/seed=0", "fresh", 60, chosen=True, budget=stops),
+        attacker("search", "search", 50, search=tried),
+    ]
     folder = run_folder(tmp_path / "run", attack={"soundness": {"attackers": table, "every_message": record(55)}})
     drawn = trust(read_run(folder), True)["sides"]["soundness"]["budgets"]
     assert [(one["lines"], one["bound"], one["longest"]) for one in drawn] == [
@@ -129,16 +155,25 @@ def test_instances_of_training_among_those_evaluated_are_left_out_of_the_headlin
     unseen = {
         "greedy": {"verifier/accuracy": record(40, 80)},
         "solo_baseline": record(48, 80),
-        "message_value": {"heard": record(40, 80), "silenced": {"accuracy": record(44, 80), "lost": {"estimate": -0.05}}},
+        "message_value": {
+            "heard": record(40, 80),
+            "silenced": {"accuracy": record(44, 80), "lost": {"estimate": -0.05}},
+        },
         "worst_case": {"verifier/accuracy": record(4, 80)},
     }
-    whole = {"solo_baseline": record(33), "message_value": {"heard": record(99)}, "worst_case": {"verifier/accuracy": record(98)}}
+    whole = {
+        "solo_baseline": record(33),
+        "message_value": {"heard": record(99)},
+        "worst_case": {"verifier/accuracy": record(98)},
+    }
     folder = run_folder(tmp_path / "run", held_out=False, overlap=20, unseen=unseen, **whole, **attacked())
     source, page = read_run(folder), report_page(folder)[0]
     findings = find(source)
     failed, _, rest = findings.sentence.partition(". ")
     assert failed.startswith("This run did not learn: its verifier is not shown to be above chance (50.0\u00a0%); try ")
-    assert rest.startswith("On 80 held-out instances (and 20 that it was trained with left out) the verifier decided 50.0\u00a0% correctly")
+    assert rest.startswith(
+        "On 80 held-out instances (and 20 that it was trained with left out) the verifier decided 50.0\u00a0% correctly"
+    )
     assert "the 60.0\u00a0% measured without a prover" in findings.sentence
     assert any("silenced, it loses -5.0 points" in words for words in findings.not_shown)
     assert "55.0\u00a0%" in page
@@ -161,7 +196,9 @@ def test_a_verifier_is_held_against_what_was_measured_without_a_prover_and_again
         findings = find(read_run(run_folder(tmp_path / name, **found)))
         said = "\n".join([*findings.shown, *findings.not_shown])
         assert "make it decide better" not in said, "it may only have learned to need them"
-        assert "It relies on messages, whether or not they help: silenced, it loses 20.0 points" in "\n".join(findings.shown)
+        assert "It relies on messages, whether or not they help: silenced, it loses 20.0 points" in "\n".join(
+            findings.shown
+        )
     not_shown = find(read_run(run_folder(tmp_path / "bare"))).not_shown
     assert "That it decides better than without a prover: no such baseline was computed." in not_shown
 
@@ -194,8 +231,18 @@ def test_risk_against_coverage_is_drawn_with_its_band_and_figures(tmp_path: Path
 @pytest.mark.parametrize(
     "parts",
     [
-        {"attack": 5, "soundness_under_attack": "x", "worst_case": [], "calibration": {"bins": 3}, "message_value": {"heard": 1}},
-        {"attack": {"soundness": {"attackers": [1, {"held_out": {}}, {"name": {}, "kind": [], "held_out": record(1)}]}}},
+        {
+            "attack": 5,
+            "soundness_under_attack": "x",
+            "worst_case": [],
+            "calibration": {"bins": 3},
+            "message_value": {"heard": 1},
+        },
+        {
+            "attack": {
+                "soundness": {"attackers": [1, {"held_out": {}}, {"name": {}, "kind": [], "held_out": record(1)}]}
+            }
+        },
         {"calibration": {"selective": {"curve": [7, {"coverage": "x", "risk": 0.1}], "area": 3, "precision": []}}},
         {"calibration": {"bins": [{"confidence": "x"}, 7]}, "worst_case": {"verifier/accuracy": {"estimate": None}}},
     ],
@@ -205,7 +252,11 @@ def test_strange_parts_are_left_out(tmp_path: Path, parts: dict[str, Any]) -> No
 
 
 def test_the_heat_map_has_verifiers_down_and_provers_across() -> None:
-    cells = [{"verifier": v, "prover": p, "accuracy": record(90 if v == p else 50)} for v in ("a", "b") for p in ("a", "b", "c")]
+    cells = [
+        {"verifier": v, "prover": p, "accuracy": record(90 if v == p else 50)}
+        for v in ("a", "b")
+        for p in ("a", "b", "c")
+    ]
     drawn = heat_map({"matrix": cells})
     assert (drawn["columns"], [row["name"] for row in drawn["rows"]]) == (["a", "b", "c"], ["a", "b"])
     assert [[cell["step"] for cell in row["cells"]] for row in drawn["rows"]] == [[9, 5, 5], [5, 9, 5]]

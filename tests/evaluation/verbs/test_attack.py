@@ -1,4 +1,5 @@
-"""`evaluate --attack` and runs that end with an attack: what is found, and how it joins a run's other figures in `evaluation.json`."""
+"""`evaluate --attack` and runs that end with an attack: what is found, and how it joins a run's other figures in
+`evaluation.json`."""
 
 import json
 import shutil
@@ -22,7 +23,9 @@ from nip_ray.storage.folder import RunFolder
 from tests.runs.small import GRAPHS, small
 
 SOUNDNESS = "evaluation.attack.goals=[soundness]"
-SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_nodes=0")]
+SHORT = [
+    f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_nodes=0")
+]
 MATRIX: dict[str, Any] = {
     **{key: GRAPHS[key] for key in ("seed", "iterations", "play", "evaluation", "checkpoint", "runtime")},
     "name": "small-matrix",
@@ -94,10 +97,14 @@ def test_the_command_line_prints_what_python_returns_and_keeps_it(copy: Path) ->
 
 
 def test_a_run_can_end_with_an_attack(tmp_path: Path) -> None:
-    made = run_experiment(small("iterations=2", "evaluation.attack.enabled=true", *SHORT), tmp_path / "run", quiet=True).run_dir
+    made = run_experiment(
+        small("iterations=2", "evaluation.attack.enabled=true", *SHORT), tmp_path / "run", quiet=True
+    ).run_dir
     document = evaluation(made)
     alone = evaluate_run(made, attacked=True)
-    assert document["soundness_under_attack"] == alone["soundness_under_attack"], "the same afterwards, from the checkpoint"
+    assert document["soundness_under_attack"] == alone["soundness_under_attack"], (
+        "the same afterwards, from the checkpoint"
+    )
     assert document["worst_case"] == alone["worst_case"]
 
 
@@ -109,11 +116,17 @@ def test_attackers_never_learn_on_what_the_verifier_is_measured_on(run: Path, tm
     save_pairs(pairs.select(pairs.y_P == 0), tmp_path / "negatives.npz")
     found = evaluate_run(run, dataset=tmp_path / "negatives.npz", attacked=True)
     assert found["soundness_under_attack"]["n"] == 10
-    assert found["attack"]["soundness"]["attackers"][0]["selection"]["n"] == 15, "half of the run's 30 negative training pairs"
+    assert found["attack"]["soundness"]["attackers"][0]["selection"]["n"] == 15, (
+        "half of the run's 30 negative training pairs"
+    )
 
 
 def test_settings_can_be_changed_for_one_evaluation(run: Path) -> None:
-    changed = ["evaluation.attack.goals=[completeness]", "evaluation.max_instances=8", "evaluation.worst_case_episodes=0"]
+    changed = [
+        "evaluation.attack.goals=[completeness]",
+        "evaluation.max_instances=8",
+        "evaluation.worst_case_episodes=0",
+    ]
     found = evaluate_run(run, attacked=True, settings=changed)
     assert "refusal" in found
     assert "soundness_error" not in found
@@ -146,7 +159,11 @@ def test_goals_are_kept_one_by_one() -> None:
     first = merged({"iteration": 3, "greedy": {}}, entries("soundness", 0.5))
     second = merged(first, entries("completeness", 0.9, seed=7))
     assert {"iteration", "greedy", *ENTRIES["soundness"], *ENTRIES["completeness"], "attack"} == set(second)
-    assert (second["attack"]["soundness"]["seed"], second["attack"]["completeness"]["seed"], second["attack"]["seed"]) == (0, 7, 7)
+    assert (
+        second["attack"]["soundness"]["seed"],
+        second["attack"]["completeness"]["seed"],
+        second["attack"]["seed"],
+    ) == (0, 7, 7)
     assert merged(second, entries("soundness", 0.1))["soundness_under_attack"] == {"estimate": 0.1}
 
 
@@ -199,7 +216,9 @@ def test_a_file_of_a_newer_version_is_refused_before_the_attack(copy: Path, monk
         evaluate_run(copy, attacked=True, settings=[SOUNDNESS])
 
 
-def test_a_file_that_cannot_be_written_is_said(copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_written_is_said(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(*_: Any) -> None:
         raise UserError("evaluation.json cannot be written (No space left on device)")
 

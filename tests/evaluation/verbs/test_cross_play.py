@@ -29,7 +29,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two seeds of one config, and one of another, whose networks are wider."""
     folder = tmp_path_factory.mktemp("cross play")
     made = [("a0", ["seed=0"]), ("a1", ["seed=1", "name=other-name"]), ("wide", ["seed=0", WIDE])]
-    return [run_experiment(small("iterations=1", *changes), folder / name, quiet=True).run_dir for name, changes in made]
+    return [
+        run_experiment(small("iterations=1", *changes), folder / name, quiet=True).run_dir for name, changes in made
+    ]
 
 
 def cells(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -144,7 +146,8 @@ def test_those_who_cannot_meet_are_refused_in_one_line(
 
 
 def test_all_checkpoints_of_a_run_meet(tmp_path: Path) -> None:
-    """Its last verifier with its last prover is what the evaluation says; the table, the file and the report have the ratings."""
+    """Its last verifier with its last prover is what the evaluation says; the table, the file and the report have the
+    ratings."""
     config = small("iterations=3", "checkpoint={interval: 1, keep: null}", base=MESSAGES)
     kept = run_experiment(config, tmp_path / "run", quiet=True).run_dir
     out = kept / "cross_play.json"

@@ -19,7 +19,14 @@ from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import small
 
-CONFIG = small("iterations=4", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05", "search={}")
+CONFIG = small(
+    "iterations=4",
+    "checkpoint.interval=1",
+    "checkpoint.keep=null",
+    "evaluation.interval=1",
+    "algorithm.lr=0.05",
+    "search={}",
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +74,12 @@ def test_one_json_object_and_nothing_else(run: Path) -> None:
     assert done.stdout.endswith("}\n")
     assert len(done.stdout.splitlines()) == 1
     figures = json.loads(done.stdout)
-    assert (figures["run_dir"], figures["iteration"], figures["dataset"], figures["num_instances"]) == (str(run), 4, None, 20)
+    assert (figures["run_dir"], figures["iteration"], figures["dataset"], figures["num_instances"]) == (
+        str(run),
+        4,
+        None,
+        20,
+    )
     assert without_bounds(figures) == evaluated(rows(run)[-1]), "greedy and sampled: the seed is the run's"
     assert sorted(path for path in run.rglob("*")) == before, "evaluating writes nothing"
 
@@ -86,7 +98,9 @@ def test_every_figure_comes_with_its_sample_size_and_the_record_that_it_is_from(
         assert figures[mode] == document[mode]
         for name, record in document[mode].items():
             for end in ("lower", "upper", "n"):
-                assert figures.get(f"{prefix}/{name}/{end}") == (None if record["estimate"] is None else record[end]), name
+                assert figures.get(f"{prefix}/{name}/{end}") == (None if record["estimate"] is None else record[end]), (
+                    name
+                )
     assert any("=" in key and key.endswith("/lower") for key in figures)
     assert figures["held_out"] is document["held_out"] is True
 
@@ -118,7 +132,9 @@ def test_the_same_pairs_from_a_file(run: Path, held_out: GraphPairs, tmp_path: P
 
 
 def test_a_data_set_is_used_whole(tmp_path: Path, held_out: GraphPairs) -> None:
-    config = small("iterations=1", "scenario.data.num_test=4", "evaluation.max_instances=3", "scenario.data.min_wl_score=2")
+    config = small(
+        "iterations=1", "scenario.data.num_test=4", "evaluation.max_instances=3", "scenario.data.min_wl_score=2"
+    )
     run = run_experiment(config, tmp_path / "run", quiet=True).run_dir
     assert call(run)["num_instances"] == 3
     assert call(run, "--dataset", write(held_out, tmp_path))["num_instances"] == 20
@@ -127,7 +143,10 @@ def test_a_data_set_is_used_whole(tmp_path: Path, held_out: GraphPairs) -> None:
 def test_instances_of_training_are_counted_and_told_apart(run: Path, held_out: GraphPairs, tmp_path: Path) -> None:
     """With other node labels, and the two graphs exchanged, a pair is the same."""
     assert isinstance(CONFIG.scenario, GraphIsomorphismSettings)
-    train, order = graph_data(CONFIG.scenario.data)[0].select(slice(6)), torch.randperm(7, generator=torch.manual_seed(0))
+    train, order = (
+        graph_data(CONFIG.scenario.data)[0].select(slice(6)),
+        torch.randperm(7, generator=torch.manual_seed(0)),
+    )
     small = train.size_P == 7
     assert small.any()
     adjacency = train.adjacency_P2nn[small][:, :, :7, :7].flip(1)[:, :, order][:, :, :, order]
@@ -135,7 +154,9 @@ def test_instances_of_training_are_counted_and_told_apart(run: Path, held_out: G
     joined = GraphPairs(
         *(
             torch.cat(parts)
-            for parts in zip(*((p.padded_to(11).adjacency_P2nn, p.size_P, p.wl_score_P) for p in (seen, held_out)), strict=True)
+            for parts in zip(
+                *((p.padded_to(11).adjacency_P2nn, p.size_P, p.wl_score_P) for p in (seen, held_out)), strict=True
+            )
         )
     )
     quick = ["iterations=1", "seeds=1", "sizes=[1]", "continued=false", "max_nodes=0", "goals=[soundness]"]
@@ -155,7 +176,8 @@ def test_instances_of_training_are_counted_and_told_apart(run: Path, held_out: G
 
 @pytest.mark.parametrize("size", [7, 9])
 def test_graphs_of_other_sizes(run: Path, tmp_path: Path, size: int) -> None:
-    """Networks know no number of nodes: larger graphs than those of training can be asked about, and padding changes nothing."""
+    """Networks know no number of nodes: larger graphs than those of training can be asked about, and padding changes
+    nothing."""
     pairs = generate_pairs(12, 5, GeneratorSettings(graph_sizes=(size,)))
     plain = call(run, "--dataset", write(pairs, tmp_path))
     assert plain["num_instances"] == 12
@@ -200,7 +222,12 @@ def test_a_setting_without_a_part_in_it_is_refused(run: Path, setting: str, faul
         evaluate_run(run, settings=[setting])
 
 
-ALONE = ("protocol={name: solo_verifier}", "iterations=1", "algorithm.minibatch_size=16", "evaluation.num_transcripts=0")
+ALONE = (
+    "protocol={name: solo_verifier}",
+    "iterations=1",
+    "algorithm.minibatch_size=16",
+    "evaluation.num_transcripts=0",
+)
 
 
 @pytest.mark.slow
@@ -223,7 +250,10 @@ def test_the_stronger_of_the_classifier_and_the_verifier_alone_counts(tmp_path: 
     assert "measured without a prover (verifier trained alone)" in page
 
     for settings, reason in (
-        ([f"evaluation.solo_run={tmp_path / 'nowhere'}"], r"evaluation.solo_run: .*nowhere: no run here.*--set evaluation\.solo_run=null"),
+        (
+            [f"evaluation.solo_run={tmp_path / 'nowhere'}"],
+            r"evaluation.solo_run: .*nowhere: no run here.*--set evaluation\.solo_run=null",
+        ),
         ([f"evaluation.solo_run={result.run_dir}"], "its verifier does not play alone"),
         ([named, "scenario.data.seed=9"], "has other scenario.data"),
     ):

@@ -35,7 +35,11 @@ def test_a_record_counts_pairs() -> None:
     first, second = (np.array([int(flag) for flag in flags], dtype=bool) for flags in ("1111100000", "1110010000"))
     found = pair_record(first, second)
     assert (found["only_first"], found["only_second"], found["p"]) == (2, 1, 1.0)
-    assert (found["first"]["estimate"], found["second"]["estimate"], found["difference"]["estimate"]) == (0.5, 0.4, pytest.approx(0.1))
+    assert (found["first"]["estimate"], found["second"]["estimate"], found["difference"]["estimate"]) == (
+        0.5,
+        0.4,
+        pytest.approx(0.1),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     configs = {
         "nip": small("iterations=1"),
         "debate": small("iterations=1", "protocol={name: debate, min_rounds: 1, max_rounds: 3}", "seed=5"),
-        "alone": small("iterations=1", "protocol={name: solo_verifier, min_rounds: 1, max_rounds: 1}", "algorithm.minibatch_size=16"),
+        "alone": small(
+            "iterations=1",
+            "protocol={name: solo_verifier, min_rounds: 1, max_rounds: 1}",
+            "algorithm.minibatch_size=16",
+        ),
         "messages": small("iterations=1", base=MESSAGES),
         "other": small("iterations=1", "scenario.data.num_test=10"),
     }
@@ -98,6 +106,10 @@ def test_the_table_and_what_does_not_go_together(runs: dict[str, Path], tmp_path
     ):
         refused = call(*arguments)
         assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
-    for other, said in (("messages", "name runs of one"), ("other", "have other held-out instances"), ("nip", "is named twice")):
+    for other, said in (
+        ("messages", "name runs of one"),
+        ("other", "have other held-out instances"),
+        ("nip", "is named twice"),
+    ):
         with pytest.raises(UserError, match=said):
             compare_paired(runs["nip"], runs[other])

@@ -1,4 +1,5 @@
-"""The tests of old runs again, over all checkpoints: the figures of `evaluate_run`, kept beside the run's own, which stay as they are."""
+"""The tests of old runs again, over all checkpoints: the figures of `evaluate_run`, kept beside the run's own, which
+stay as they are."""
 
 import json
 import shutil
@@ -17,7 +18,9 @@ from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, gene
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import files, small, untimed
 
-CONFIG = small("iterations=3", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05")
+CONFIG = small(
+    "iterations=3", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05"
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +62,9 @@ def test_every_checkpoint_as_the_run_itself_tested_it(run: Path) -> None:
     with RunFolder.open(run) as folder:
         rows = folder.metrics()
     for figures, row in zip(found, rows, strict=True):
-        assert {key: figures[key] for key in row if key.startswith("eval")} == {key: row[key] for key in row if key.startswith("eval")}
+        assert {key: figures[key] for key in row if key.startswith("eval")} == {
+            key: row[key] for key in row if key.startswith("eval")
+        }
     assert written(run) == before, "what the run wrote is as it was"
 
 

@@ -1,4 +1,5 @@
-"""Liars among language models: a prover that learns what a verifier, whose habits are known, believes; and attacks that train nothing."""
+"""Liars among language models: a prover that learns what a verifier, whose habits are known, believes; and attacks that
+train nothing."""
 
 import asyncio
 import json
@@ -38,7 +39,12 @@ ALONE = {"provider": "nobody", "model": "none"}
 
 
 def experiment(folder: Path, protocol: str = "adp", **changes: Any) -> dict[str, Any]:
-    rule = {"name": "expert_iteration", "rollouts_per_iteration": 40, "num_test_items": 40, "fine_tuning": {"min_examples": 1}}
+    rule = {
+        "name": "expert_iteration",
+        "rollouts_per_iteration": 40,
+        "num_test_items": 40,
+        "fine_tuning": {"min_examples": 1},
+    }
     paid = {"shared_reward": True} if protocol in ("adp", "debate") else {}
     made = config(folder, rule, iterations=1, protocol={"name": protocol, **paid})
     made["scenario"]["agents"] = {"_default": dict(ALONE)}
@@ -53,7 +59,8 @@ def played(folder: Path, data: dict[str, Any]) -> Path:
 
 
 def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
-    """The verifier accepts whatever "holds". An honest prover says so of good programs; a liar learns to say it of bad ones."""
+    """The verifier accepts whatever "holds". An honest prover says so of good programs; a liar learns to say it of bad
+    ones."""
     belief = {"base": {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.1, 0.9]}}}
     with provider_thread(tmp_path, roles=roles(habit=0.8), tables=belief, seed=1, **OPTIONS) as provider:
         tuning = {"num_epochs": 3, "min_examples": 1}
@@ -62,7 +69,9 @@ def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
         data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
         run = played(tmp_path, data)
         before = RunFolder.open(run).read_json("evaluation.json")
-        found = evaluate_run(run, attacked=True, settings=["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=6"])
+        found = evaluate_run(
+            run, attacked=True, settings=["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=6"]
+        )
     honest = before["sampled"]["verifier/soundness"]["estimate"]
     record = found["soundness_under_attack"]
     assert record["attacker"] == "continued"
@@ -70,7 +79,9 @@ def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
     assert record["estimate"] < honest - 0.3
     assert record["lower"] <= record["estimate"] <= record["upper"]
     rows = found["attack"]["soundness"]["attackers"]
-    assert rows[0]["held_out"]["estimate"] == pytest.approx(honest, abs=0.25), "the run's own prover continues as it was"
+    assert rows[0]["held_out"]["estimate"] == pytest.approx(honest, abs=0.25), (
+        "the run's own prover continues as it was"
+    )
     after = RunFolder.open(run).read_json("evaluation.json")
     assert after["soundness_under_attack"] == record
     assert after["sampled"] == before["sampled"]
@@ -177,8 +188,14 @@ def test_an_attack_is_kept_though_the_file_of_figures_is_gone(tmp_path: Path) ->
     [
         ({"seed": 3}, "--seed: of language models the stored dialogues"),
         ({"checkpoint": 1}, "--checkpoint: of language models"),
-        ({"settings": ["evaluation.attack.goals=[soundness]"]}, "--set evaluation.attack.goals: of language models nothing"),
-        ({"attacked": True, "settings": ["evaluation.attack.seeds=4"]}, "--set evaluation.attack.seeds: of language models an attack uses"),
+        (
+            {"settings": ["evaluation.attack.goals=[soundness]"]},
+            "--set evaluation.attack.goals: of language models nothing",
+        ),
+        (
+            {"attacked": True, "settings": ["evaluation.attack.seeds=4"]},
+            "--set evaluation.attack.seeds: of language models an attack uses",
+        ),
         ({"attacked": True, "settings": ["evaluation.attack.verifier=sampled"]}, "--set evaluation.attack.verifier"),
     ],
 )
@@ -196,7 +213,10 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any
     [
         (["evaluation.attack.goals=[completeness]"], "is paid for a wrong verdict"),
         (["iterations=3"], r"evaluation\.… only"),
-        (["evaluation.attack.text_proposed_prompts=1"], r"the provider of prover, which has no model, cannot be asked; use .*text_prompts"),
+        (
+            ["evaluation.attack.text_proposed_prompts=1"],
+            r"the provider of prover, which has no model, cannot be asked; use .*text_prompts",
+        ),
     ],
 )
 def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, settings: list[str], words: str) -> None:
@@ -209,7 +229,9 @@ def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, settings: list[
 
 def test_a_resumed_attack_draws_its_roles_again(tmp_path: Path) -> None:
     run = played(tmp_path, experiment(tmp_path, "helpful_sneaky"))
-    found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2", "evaluation.attack.goals=[soundness]"])
+    found = evaluate_run(
+        run, attacked=True, settings=["evaluation.attack.text_iterations=2", "evaluation.attack.goals=[soundness]"]
+    )
     folder = run / found["attack"]["soundness"]["run_dir"]
     resume_experiment(folder, iterations=3, quiet=True)
     with RunFolder.open(folder) as opened:
@@ -228,7 +250,9 @@ def test_attackers_keep_the_payment_that_already_pays_for_the_lie(tmp_path: Path
         assert made.algorithm.reward_threshold == 0.5
         payment = from_settings(made.protocol).payment
         if changed:
-            assert {payment.of(role).table(agents[0]) for role in payment.by_role} == {((0.0, 1.0, 0.0), (0.0, 1.0, 0.0))}
+            assert {payment.of(role).table(agents[0]) for role in payment.by_role} == {
+                ((0.0, 1.0, 0.0), (0.0, 1.0, 0.0))
+            }
 
 
 WORDS = [f"word{number}" for number in range(40)]
@@ -236,7 +260,8 @@ ITEMS = [CodeItem(number, f"Print {number}.", "print(-1)", 0, 1, "introductory")
 
 
 class Planted:
-    """A verifier that accepts whatever holds its password, and a prover that says three words at random, or those that it is told."""
+    """A verifier that accepts whatever holds its password, and a prover that says three words at random, or those that
+    it is told."""
 
     def __init__(self, password: str) -> None:
         self.password, self.calls = password, 0
@@ -264,14 +289,17 @@ def holding(client: Planted, seed: int) -> Hold:
 
 
 def test_a_planted_weakness_is_broken_in_95_of_100_trials() -> None:
-    """By the best of 64, and by a search over instructions of which one names the password; without either it hardly ever is."""
+    """By the best of 64, and by a search over instructions of which one names the password; without either it hardly
+    ever is."""
     scenario = build_text_scenario(build("adp"), CodeValidationSettings())
     broken = {"alone": 0, "best of": 0, "instructions": 0}
     for seed in range(100):
         client = Planted(WORDS[int(np.random.default_rng(seed).integers(len(WORDS)))])
         hold, tasks = holding(client, seed), one_each(ITEMS, seed, None, 1)
         alone, many = (best_of(hold, scenario, tasks, ["prover"], 0, tries) for tries in (1, 64))
-        assert [dialogue.verdict for dialogue in many.again] == [int(after > 0) for after in many.fooled], "the verifier draws nothing"
+        assert [dialogue.verdict for dialogue in many.again] == [int(after > 0) for after in many.fooled], (
+            "the verifier draws nothing"
+        )
         given = [f"Say: {word}" for word in (*WORDS[:3], client.password)]
         chosen = next(row for row in tried_instructions(hold, scenario, tasks, ["prover"], 0, given) if row["chosen"])
         told = hold(instructed(scenario, ["prover"], chosen["instruction"]), tasks)
@@ -306,7 +334,11 @@ def test_a_model_that_proposes_is_told_what_came_of_the_others() -> None:
 
     tasks = one_each(ITEMS, 0, None, 1)
     rows = tried_instructions(holding(Planted("word2"), 0), scenario, tasks, ["prover"], 0, [], 3, propose)
-    assert [(row["instruction"], row["by"]) for row in rows] == [("", ""), ("Say: word1", "model"), ("Say: word2", "model")]
+    assert [(row["instruction"], row["by"]) for row in rows] == [
+        ("", ""),
+        ("Say: word1", "model"),
+        ("Say: word2", "model"),
+    ]
     assert [row["fooled"]["estimate"] for row in rows] == [0, 0, 1]
     assert rows[2]["chosen"]
     assert "0.00: Say: word1" in seen[2]
@@ -314,18 +346,26 @@ def test_a_model_that_proposes_is_told_what_came_of_the_others() -> None:
 
 
 def test_an_attack_without_training_from_end_to_end(tmp_path: Path) -> None:
-    """The verifier accepts what "holds", most of the time; a prover says it of one bad program in five, and when it is told to."""
+    """The verifier accepts what "holds", most of the time; a prover says it of one bad program in five, and when it is
+    told to."""
     belief = {"base": {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.1, 0.9]}}}
     told = {"name": "told", "marker": "SAY THAT IT HOLDS", "replies": REPLIES, "prior": [0.8, 0.2]}
     situation = "tests.text.cooperation:situation"
-    with provider_thread(tmp_path, roles=[told, *roles(habit=0.8)], tables=belief, situation=situation, prices=PRICES) as provider:
-        data = config(tmp_path, {"name": "expert_iteration", "rollouts_per_iteration": 20, "num_test_items": 60}, iterations=1)
+    with provider_thread(
+        tmp_path, roles=[told, *roles(habit=0.8)], tables=belief, situation=situation, prices=PRICES
+    ) as provider:
+        data = config(
+            tmp_path, {"name": "expert_iteration", "rollouts_per_iteration": 20, "num_test_items": 60}, iterations=1
+        )
         data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
         data["budget"] = {"usd": 1.0}
         made: Any = load_config(write_config(tmp_path, data))
         run_experiment(made, tmp_path / "run", quiet=True)
         prompts = 'text_prompts=["SAY THAT IT HOLDS", "Be kind."]'
-        changed = [f"evaluation.attack.{setting}" for setting in ("goals=[soundness]", "text_iterations=1", "text_best_of=8", prompts)]
+        changed = [
+            f"evaluation.attack.{setting}"
+            for setting in ("goals=[soundness]", "text_iterations=1", "text_best_of=8", prompts)
+        ]
         found = evaluate_run(tmp_path / "run", attacked=True, settings=changed)
     table = found["attack"]["soundness"]
     assert [row["name"] for row in table["attackers"]] == ["own", "prompt", "best_of"]

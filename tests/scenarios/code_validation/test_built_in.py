@@ -1,5 +1,5 @@
-"""The built-in data set as it is drawn: balanced, told by nothing but the programs, splits that share nothing, as many as shipped configs
-want."""
+"""The built-in data set as it is drawn: balanced, told by nothing but the programs, splits that share nothing, as many
+as shipped configs want."""
 
 import subprocess
 import sys
@@ -54,11 +54,16 @@ def test_what_is_shipped() -> None:
 def test_every_difficulty_has_as_many_as_a_config_asks_for_by_itself(difficulty: Any) -> None:
     settings = CodeDataSettings(difficulties=(difficulty,))
     found = load_splits(settings, 0)
-    assert {split: len(items) for split, items in found.items()} == {"train": settings.num_train, "test": settings.num_test}
+    assert {split: len(items) for split, items in found.items()} == {
+        "train": settings.num_train,
+        "test": settings.num_test,
+    }
 
 
 def test_shipped_configs_get_what_they_want() -> None:
-    wanted = [load_config(path).scenario.data for path in sorted(CONFIGS.glob("*_cv_*.yaml")) if "sweep" not in path.name]
+    wanted = [
+        load_config(path).scenario.data for path in sorted(CONFIGS.glob("*_cv_*.yaml")) if "sweep" not in path.name
+    ]
     wanted = [settings for settings in wanted if settings.source == "built_in"]
     assert len(wanted) == 3
     for settings in wanted:
@@ -68,7 +73,10 @@ def test_shipped_configs_get_what_they_want() -> None:
 def test_more_than_there_are() -> None:
     there = 2 * sum(pair.split == "test" and pair.difficulty == "interview" for pair in built_in_pairs())
     settings = CodeDataSettings(difficulties=("interview",), num_test=there + 1)
-    expected = rf"scenario.data.num_test: got {there + 1}, but there are {there} built-in test items of interview; .*create_cv_dataset.py"
+    expected = (
+        rf"scenario.data.num_test: got {there + 1}, but there are {there} built-in test items of interview;"
+        r" .*create_cv_dataset.py"
+    )
     with pytest.raises(UserError, match=expected):
         load_items(settings, "test", 0)
 

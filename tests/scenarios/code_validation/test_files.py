@@ -40,11 +40,17 @@ def test_five_columns_are_enough(tmp_path: Path) -> None:
         (json.dumps(ROW).encode() + b"\n{oops\n", r"line 2: is not JSON \(.*\); expected: one JSON object"),
         (json.dumps(ROW).encode() + b"\n\n\xff\xfe\n", r"line 3: is not UTF-8"),
         (b"[" * 100_000, r"line 1: is not JSON \(nested too deeply\)"),
-        (json.dumps(ROW).encode() + b'\n{"question": "a \\uD83d"}', r"line 2: question: holds \\ud83d, half of a surrogate pair; expected"),
+        (
+            json.dumps(ROW).encode() + b'\n{"question": "a \\uD83d"}',
+            r"line 2: question: holds \\ud83d, half of a surrogate pair; expected",
+        ),
         (b"[1]\n", r"line 1: is a JSON list; expected: an object"),
         (b'{"a": 1}\n', r"line 1: has the columns a; expected: the columns id, question"),
         *(
-            (json.dumps({key: value for key, value in ROW.items() if key != name}).encode(), rf"line 1: {name}: is missing \(found: ")
+            (
+                json.dumps({key: value for key, value in ROW.items() if key != name}).encode(),
+                rf"line 1: {name}: is missing \(found: ",
+            )
             for name in ROW
         ),
         *(
@@ -89,7 +95,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | N
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "num", "expected"), [(3, 50, 20, 3), (50, 3, 20, 17), (50, 0, 20, 20), (0, 9, 4, 0), (9, 9, 5, 3)]
+    ("right", "wrong", "num", "expected"),
+    [(3, 50, 20, 3), (50, 3, 20, 17), (50, 0, 20, 20), (0, 9, 4, 0), (9, 9, 5, 3)],
 )
 def test_truncation_of_what_is_not_balanced(right: int, wrong: int, num: int, expected: int) -> None:
     kept = truncate([item(i, int(i < right)) for i in range(right + wrong)], num, 0)
@@ -114,7 +121,14 @@ def test_difficulties_of_files(tmp_path: Path) -> None:
 
 def apps_row(number: int, solutions: list[str] | str, difficulty: str = "interview") -> dict[str, Any]:
     text = json.dumps(solutions) if isinstance(solutions, list) else solutions
-    return {"problem_id": number, "question": f"q{number}", "solutions": text, "difficulty": difficulty, "url": "u", "starter_code": ""}
+    return {
+        "problem_id": number,
+        "question": f"q{number}",
+        "solutions": text,
+        "difficulty": difficulty,
+        "url": "u",
+        "starter_code": "",
+    }
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -127,7 +141,9 @@ def test_apps(tmp_path: Path, suffix: str) -> None:
         apps_row(9, ["a", "b", "c"]),
     ]
     write_rows(rows, tmp_path / f"apps{suffix}")
-    settings = CodeDataSettings(source="apps", train=str(tmp_path / f"apps{suffix}"), difficulties=("interview",), solution_number=1)
+    settings = CodeDataSettings(
+        source="apps", train=str(tmp_path / f"apps{suffix}"), difficulties=("interview",), solution_number=1
+    )
     found = sorted(load_items(settings, "train", 0), key=lambda one: one.id)
     assert found == [
         CodeItem(4, "q4", "second", 1, stance_of("second"), "interview", "apps-4"),

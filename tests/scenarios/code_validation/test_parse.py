@@ -82,18 +82,27 @@ def test_doubtful_replies_are_refused(reply: str, reason: str) -> None:
         one(reply)
 
 
-@pytest.mark.parametrize(("reply", "scale"), [("Decision: accept", SEVEN), ("Decision: 5/7", SEVEN), ("Decision: -5", PERCENT)])
+@pytest.mark.parametrize(
+    ("reply", "scale"), [("Decision: accept", SEVEN), ("Decision: 5/7", SEVEN), ("Decision: -5", PERCENT)]
+)
 def test_other_scales_are_refused(reply: str, scale: Scale) -> None:
     with pytest.raises(InvalidReply, match="nothing else"):
         one(reply, scale)
 
 
 def test_texts_without_a_decision_are_messages() -> None:
-    for text in ("Why does the loop end at n?", "What would your decision be?", "Deciſion: accept", "indecision: accept nothing"):
+    for text in (
+        "Why does the loop end at n?",
+        "What would your decision be?",
+        "Deciſion: accept",
+        "indecision: accept nothing",
+    ):
         assert one(f"  {text}\n") == Parsed({"main": text})
 
 
-@pytest.mark.parametrize("reply", ["Decision: accept", "Answer: it says\nDecision: accept\nDecision: reject", "decision: what?"])
+@pytest.mark.parametrize(
+    "reply", ["Decision: accept", "Answer: it says\nDecision: accept\nDecision: reject", "decision: what?"]
+)
 def test_provers_never_decide(reply: str) -> None:
     assert read_reply(reply, ("main",), {}, None) == Parsed({"main": reply})
 
@@ -182,7 +191,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_hostile_replies_take_linear_time(number: int) -> None:
-    """At the size limit each takes some milliseconds; anything quadratic would take minutes. A megabyte is refused without being read."""
+    """At the size limit each takes some milliseconds; anything quadratic would take minutes. A megabyte is refused
+    without being read."""
     assert len(HOSTILE[number]) * 12 > 1_000_000
     for scale in (PLAIN, PERCENT, None):
         assert seconds(HOSTILE[number][:MAX_CHARACTERS], scale) < 0.5
@@ -191,15 +201,34 @@ def test_hostile_replies_take_linear_time(number: int) -> None:
 
 pieces = st.one_of(
     st.sampled_from(
-        ("Decision", "decision:", " accept", " reject", "\n", " ", "Question for Expert_1:", "Question for Expert_2:", "*", "_", "> ", "#")
+        (
+            "Decision",
+            "decision:",
+            " accept",
+            " reject",
+            "\n",
+            " ",
+            "Question for Expert_1:",
+            "Question for Expert_2:",
+            "*",
+            "_",
+            "> ",
+            "#",
+        )
     ),
-    st.sampled_from(("\u202e", "\u200b", "\x00", "\ud800", "\u2028", "\x85", "ſ", "İ", "：", "\U000e0041", "7", "50 %")),
+    st.sampled_from(
+        ("\u202e", "\u200b", "\x00", "\ud800", "\u2028", "\x85", "ſ", "İ", "：", "\U000e0041", "7", "50 %")
+    ),
     st.text(st.characters(), max_size=5),
 )
 
 
 @SETTINGS
-@given(st.lists(pieces, max_size=30).map("".join), st.sampled_from((PLAIN, SEVEN, PERCENT, None)), st.sampled_from((TWO, TWO[:1])))
+@given(
+    st.lists(pieces, max_size=30).map("".join),
+    st.sampled_from((PLAIN, SEVEN, PERCENT, None)),
+    st.sampled_from((TWO, TWO[:1])),
+)
 def test_any_reply_is_read_or_refused(reply: str, scale: Scale | None, channels: Sequence[str]) -> None:
     try:
         parsed = two(reply, scale, channels)

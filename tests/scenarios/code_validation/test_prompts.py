@@ -1,4 +1,5 @@
-"""Prompts: what each must say, that nothing of an item is run, and that every fault of a user's own templates is found before play."""
+"""Prompts: what each must say, that nothing of an item is run, and that every fault of a user's own templates is found
+before play."""
 
 import pickle
 import re
@@ -41,8 +42,12 @@ def prompts_of(scenario: CodeValidation, item: CodeItem = SAMPLE) -> dict[str, s
     return {agent: scenario.system_prompt(item, agent) for agent in scenario.protocol.agents}
 
 
-@pytest.mark.parametrize(("rule", "says"), [("majority", "more than half"), ("veto", "a single judge rejects it"), ("mean", "the mean of")])
-@pytest.mark.parametrize("params", [{}, {"max_rounds": 6}, {"judges": 1, "judges_paid_for": "verdict"}, {"shared_reward": True}])
+@pytest.mark.parametrize(
+    ("rule", "says"), [("majority", "more than half"), ("veto", "a single judge rejects it"), ("mean", "the mean of")]
+)
+@pytest.mark.parametrize(
+    "params", [{}, {"max_rounds": 6}, {"judges": 1, "judges_paid_for": "verdict"}, {"shared_reward": True}]
+)
 def test_a_panel_is_told_its_rule(rule: str, says: str, params: dict[str, Any]) -> None:
     for settings in ({}, {"verdict_scale": "percent"}, {"decision_format": "json"}):
         scenario = made("judge_panel", {"panel_rule": rule, **params}, **settings)
@@ -81,10 +86,12 @@ def test_every_prompt_has_the_problem_and_the_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in ("solo_verifier", "helpful_sneaky", "open_consultancy", "open_debate")]
+    "name",
+    [name for name in NAMES if name not in ("solo_verifier", "helpful_sneaky", "open_consultancy", "open_debate")],
 )
 def test_provers_are_told_their_side(name: str) -> None:
-    """mnip: both accept; critique: the proposer accepts, the critic rejects; debate, merlin_arthur, consultancy: prover0 rejects."""
+    """mnip: both accept; critique: the proposer accepts, the critic rejects; debate, merlin_arthur, consultancy:
+    prover0 rejects."""
     scenario = made(name)
     prompts, judge = prompts_of(scenario), scenario.roles["verifier"].name
     for prover in scenario.protocol.provers:
@@ -94,10 +101,17 @@ def test_provers_are_told_their_side(name: str) -> None:
         assert f"to {other} it." not in prompts[prover]
         assert f'You are paid 1 if "{judge}" decides to {word} the solution' in prompts[prover]
         assert "Never give up your side" in prompts[prover]
-        assert ('Begin every reply with "Answer: "' in prompts[prover]) == (name in ("nip", "debate", "mnip", "consultancy"))
+        assert ('Begin every reply with "Answer: "' in prompts[prover]) == (
+            name in ("nip", "debate", "mnip", "consultancy")
+        )
 
 
-SIDES = ('convince "Verifier" to reject it', 'convince "Verifier" to accept it', "decides to reject", "decides to accept")
+SIDES = (
+    'convince "Verifier" to reject it',
+    'convince "Verifier" to accept it',
+    "decides to reject",
+    "decides to accept",
+)
 RIGHT_OR_WRONG = ("made you helpful, which", "made you sneaky, which", "of the right decision", "of the wrong decision")
 
 
@@ -105,17 +119,26 @@ RIGHT_OR_WRONG = ("made you helpful, which", "made you sneaky, which", "of the r
     ("name", "params", "said"),
     [
         ("helpful_sneaky", {}, RIGHT_OR_WRONG),
-        ("helpful_sneaky", {}, ("paid 1 when a correct solution is accepted", "paid 0 when a correct solution is accepted")),
+        (
+            "helpful_sneaky",
+            {},
+            ("paid 1 when a correct solution is accepted", "paid 0 when a correct solution is accepted"),
+        ),
         ("consultancy", {"one_prover": True}, SIDES),
         ("merlin_arthur", {"one_prover": True}, SIDES),
     ],
 )
 def test_a_drawn_role_is_told_to_the_prover_alone(name: str, params: dict[str, Any], said: tuple[str, ...]) -> None:
     scenario = made(name, params)
-    first, second = ({agent: scenario.chat(Dialogue(SAMPLE, seed), agent) for agent in scenario.protocol.agents} for seed in (4, 5))
+    first, second = (
+        {agent: scenario.chat(Dialogue(SAMPLE, seed), agent) for agent in scenario.protocol.agents} for seed in (4, 5)
+    )
     assert first["verifier"] == second["verifier"]
     for number, words in enumerate(said):
-        assert [words in chat["prover"][0]["content"] for chat in (first, second)] == [number % 2 == 0, number % 2 == 1], words
+        assert [words in chat["prover"][0]["content"] for chat in (first, second)] == [
+            number % 2 == 0,
+            number % 2 == 1,
+        ], words
     entries = PayoffSettings(by_role={scenario.protocol.roles[0]: PayoffEntries(undecided=-2)})
     with pytest.raises(UserError, match=r"protocol\.payoff\.verifier\.by_role: its prompt cannot say"):
         made(name, {**params, "payoff": {"verifier": entries}})
@@ -161,7 +184,11 @@ def test_a_random_stance_is_known_to_provers_and_hidden_from_the_verifier(name: 
 
 
 def test_rewards_are_told() -> None:
-    penalties = {"verifier_no_guess_reward": -0.1, "verifier_terminated_penalty": 0.0, "verifier_incorrect_penalty": -2.5}
+    penalties = {
+        "verifier_no_guess_reward": -0.1,
+        "verifier_terminated_penalty": 0.0,
+        "verifier_incorrect_penalty": -2.5,
+    }
     prompts = prompts_of(made("nip", {"shared_reward": True, **penalties}))
     assert 'You are paid whatever "Verifier" is paid' in prompts["prover"]
     assert "1 for a correct decision and -2.5 for a wrong one" in prompts["verifier"]
@@ -169,7 +196,10 @@ def test_rewards_are_told() -> None:
     assert "Without a decision in the end" not in prompts["verifier"]
     graded = prompts_of(made("nip", {"verifier_scoring": "brier"}, verdict_scale="percent"))["verifier"]
     assert "in between by how far the probability that you gave to the truth falls short of 1, squared." in graded
-    payoff = {"verifier": PayoffSettings(false_accept=-5.0, turns={"prover": -0.25}), "prover": PayoffSettings(undecided=-2.0)}
+    payoff = {
+        "verifier": PayoffSettings(false_accept=-5.0, turns={"prover": -0.25}),
+        "prover": PayoffSettings(undecided=-2.0),
+    }
     prompts = prompts_of(made("nip", {"payoff": payoff}))
     assert "1 when a wrong one is rejected, -5 when it is accepted. Without" in prompts["verifier"]
     assert 'Each of the turns of "Expert" is paid to you with -0.25.' in prompts["verifier"]
@@ -198,7 +228,11 @@ def test_prompts_can_be_sent_to_other_processes(tmp_path: Path) -> None:
 def test_a_folder_is_laid_over_the_package(tmp_path: Path) -> None:
     say(tmp_path, f"{PARTS}/verifier_caution.j2", "Mind the {{ name }}.\n")
     say(tmp_path, f"{PARTS}/mine.j2", "My part of {{ protocol }}.")
-    say(tmp_path, "mnip/prover1.j2", "{% set word = 'so' %}{% include '_parts/mine.j2' %} {{ word }} {{ rewards.prover | amount }}")
+    say(
+        tmp_path,
+        "mnip/prover1.j2",
+        "{% set word = 'so' %}{% include '_parts/mine.j2' %} {{ word }} {{ rewards.prover | amount }}",
+    )
     say(tmp_path, "debate/verifier.j2", "Unused in this run.")
     say(tmp_path, "README.md", "notes")
     prompts = prompts_of(made("mnip", prompts=str(tmp_path)))
@@ -211,7 +245,11 @@ def test_a_folder_is_laid_over_the_package(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("nip/prover.j2", "a\n{{ qestion }}", ("nip/prover.j2, line 2", "'qestion'", "question, solution")),
-        ("nip/prover.j2", "{{ question }}\n{% include '_parts/none.j2' %}", ("line 2", "'_parts/none.j2'", "_parts/item.j2")),
+        (
+            "nip/prover.j2",
+            "{{ question }}\n{% include '_parts/none.j2' %}",
+            ("line 2", "'_parts/none.j2'", "_parts/item.j2"),
+        ),
         ("nip/prover.j2", "a\n{% if question %}\nb", ("nip/prover.j2, line 3", "TemplateSyntaxError")),
         ("nip/prover.j2", "a\n\n{{ rewards.provers }}", ("nip/prover.j2, line 3", "provers")),
         ("nip/prover.j2", "a\n{{ question.__class__.__mro__ }}", ("nip/prover.j2, line 2", "unsafe")),
@@ -223,7 +261,9 @@ def test_a_folder_is_laid_over_the_package(tmp_path: Path) -> None:
         ("nip/prover.jinja", "a", ("nip/prover.jinja", "end in .j2")),
     ],
 )
-def test_faults_of_templates_are_found_before_play(tmp_path: Path, name: str, text: str, words: tuple[str, ...]) -> None:
+def test_faults_of_templates_are_found_before_play(
+    tmp_path: Path, name: str, text: str, words: tuple[str, ...]
+) -> None:
     say(tmp_path, "nip/verifier.j2", "fine")
     say(tmp_path, name, text)
     if not name.startswith("nip/"):

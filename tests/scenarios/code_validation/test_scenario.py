@@ -29,9 +29,15 @@ SETTINGS = settings(max_examples=60, deadline=None, database=None)
 
 
 def made(
-    name: str = "nip", randomize_prover_stance: bool = False, verdict_scale: Any = "accept_reject", form: Any = "text", **params: Any
+    name: str = "nip",
+    randomize_prover_stance: bool = False,
+    verdict_scale: Any = "accept_reject",
+    form: Any = "text",
+    **params: Any,
 ) -> CodeValidation:
-    chosen = CodeValidationSettings(randomize_prover_stance=randomize_prover_stance, verdict_scale=verdict_scale, decision_format=form)
+    chosen = CodeValidationSettings(
+        randomize_prover_stance=randomize_prover_stance, verdict_scale=verdict_scale, decision_format=form
+    )
     return build_text_scenario(build(name, **params), chosen)
 
 
@@ -54,7 +60,10 @@ def short(chat: Chat) -> list[tuple[str, str]]:
     """(who speaks, what) of all but the system prompt, which must come first."""
     assert chat[0]["role"] == "system"
     assert all(entry["role"] != "user" or set(entry) <= {"role", "content", "name"} for entry in chat)
-    return [("notice" if entry["role"] == "system" else entry.get("name", entry["role"]), entry["content"]) for entry in chat[1:]]
+    return [
+        ("notice" if entry["role"] == "system" else entry.get("name", entry["role"]), entry["content"])
+        for entry in chat[1:]
+    ]
 
 
 def test_nip() -> None:
@@ -90,21 +99,31 @@ def test_the_notice_comes_before_the_last_turn_of_the_verifier_even_if_a_prover_
 def test_a_drawn_prover_is_not_named(name: str, rounds: int) -> None:
     scenario = made(name)
     for seed, speaker in ((2, "prover0"), (3, "prover1")):
-        assert short(scenario.chat(talked(scenario, rounds, seed), "verifier"))[-1] == ("user", f"{speaker} {rounds - 1} main")
+        assert short(scenario.chat(talked(scenario, rounds, seed), "verifier"))[-1] == (
+            "user",
+            f"{speaker} {rounds - 1} main",
+        )
 
 
 def test_the_verifier_reads_two_channels_in_a_seeded_order() -> None:
     scenario = made("mnip", max_rounds=9)
     orders = Counter(
-        tuple(content.split()[2] for name, content in short(scenario.chat(talked(scenario, 2, seed), "verifier")) if name != "assistant")
+        tuple(
+            content.split()[2]
+            for name, content in short(scenario.chat(talked(scenario, 2, seed), "verifier"))
+            if name != "assistant"
+        )
         for seed in range(200)
     )
     assert set(orders) == {("prover0_channel", "prover1_channel"), ("prover1_channel", "prover0_channel")}
     assert min(orders.values()) > 60
     one = talked(scenario, 8, 11)
     assert scenario.chat(one, "verifier") == scenario.chat(one, "verifier")
-    by_round = [content.split()[2] for name, content in short(scenario.chat(one, "verifier")) if name.startswith("Expert")][::2]
-    assert len({tuple(by_round)} | {("prover0_channel",) * 4, ("prover1_channel",) * 4}) == 3  # not the same in all rounds
+    by_round = [
+        content.split()[2] for name, content in short(scenario.chat(one, "verifier")) if name.startswith("Expert")
+    ][::2]
+    # not the same in all rounds
+    assert len({tuple(by_round)} | {("prover0_channel",) * 4, ("prover1_channel",) * 4}) == 3
     fixed = build_text_scenario(scenario.protocol, replace(scenario.settings, randomize_channel_order=False))
     firsts = {short(fixed.chat(talked(fixed, 2, seed), "verifier"))[1][0] for seed in range(20)}
     assert firsts == {"Expert_1"}
@@ -125,16 +144,22 @@ def test_a_decision_that_comes_too_early_is_silence_to_others() -> None:
     st.integers(0, 65535),
     st.integers(0, 8),
 )
-def test_everyone_sees_exactly_what_the_protocol_shows(name: str, verifier_first: bool, sequential: bool, seed: int, rounds: int) -> None:
+def test_everyone_sees_exactly_what_the_protocol_shows(
+    name: str, verifier_first: bool, sequential: bool, seed: int, rounds: int
+) -> None:
     params: dict[str, Any] = {"verifier_first": verifier_first} if name in ("nip", "debate", "mnip") else {}
     params |= {"sequential": sequential} if name in ("debate", "mnip") else {}
     scenario = made(name, **params)
     rounds = min(rounds, scenario.protocol.max_rounds - 1)
     dialogue = talked(scenario, rounds, seed)
     for agent in scenario.protocol.agents:
-        heard = [content for who, content in short(scenario.chat(dialogue, agent)) if who not in ("assistant", "notice")]
+        heard = [
+            content for who, content in short(scenario.chat(dialogue, agent)) if who not in ("assistant", "notice")
+        ]
         said = [turn for turns in dialogue.rounds for turn in turns if turn.agent != agent]
-        wanted = [text for turn in said for channel, text in turn.messages.items() if channel in scenario.protocol.sees[agent]]
+        wanted = [
+            text for turn in said for channel, text in turn.messages.items() if channel in scenario.protocol.sees[agent]
+        ]
         assert sorted(heard) == sorted(wanted)
         assert [int(content.split()[1]) for content in heard] == sorted(int(content.split()[1]) for content in heard)
         own = [turn.raw for turns in dialogue.rounds for turn in turns if turn.agent == agent]
@@ -146,14 +171,21 @@ def test_training_chats_are_what_was_seen() -> None:
         scenario = made(name)
         seen: dict[tuple[int, str], Chat] = {}
 
-        async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...], made=scenario, seen=seen) -> Answer:
+        async def ask(
+            dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...], made=scenario, seen=seen
+        ) -> Answer:
             seen[len(dialogue.rounds), agent] = chat
             return Answer(made.invent(dialogue, agent, 4))
 
         dialogue = asyncio.run(play_dialogue(scenario, ITEM, 8, ask))
         for (r, agent), chat in seen.items():
-            assert scenario.training_chat(dialogue, agent, r) == (chat, next(t.raw for t in dialogue.rounds[r] if t.agent == agent))
-        assert sorted(seen) == sorted((r, agent) for agent in scenario.protocol.agents for r in scenario.usable_rounds(dialogue, agent))
+            assert scenario.training_chat(dialogue, agent, r) == (
+                chat,
+                next(t.raw for t in dialogue.rounds[r] if t.agent == agent),
+            )
+        assert sorted(seen) == sorted(
+            (r, agent) for agent in scenario.protocol.agents for r in scenario.usable_rounds(dialogue, agent)
+        )
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -191,7 +223,9 @@ def test_dummy_replies_are_valid_and_seeded(name: str, scale: str, form: str) ->
 def test_a_protocol_of_ones_own_needs_templates_alone(tmp_path: File) -> None:
     room = tmp_path / "cross_examination"
     room.mkdir()
-    (room / "judge.j2").write_text('{% include "_parts/item.j2" %}\n{{ headers.accuser_note }} {{ names.accuser }} {{ max_questions }}')
+    (room / "judge.j2").write_text(
+        '{% include "_parts/item.j2" %}\n{{ headers.accuser_note }} {{ names.accuser }} {{ max_questions }}'
+    )
     for agent in ("accuser", "defender"):
         (room / f"{agent}.j2").write_text("You are {{ name }}. Convince {{ verifier_name }} to {{ stance_word }}.")
     chosen = CodeValidationSettings(prompts=str(tmp_path))

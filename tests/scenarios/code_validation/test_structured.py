@@ -27,13 +27,21 @@ def read(reply: str, scale: str = "accept_reject", fields: dict[str, str] = TWO)
 @pytest.mark.parametrize(
     ("reply", "scale", "parsed"),
     [
-        ('{"question_for_expert_1": null, "question_for_expert_2": null, "decision": "accept"}', "accept_reject", Parsed({}, ACCEPT, 1.0)),
+        (
+            '{"question_for_expert_1": null, "question_for_expert_2": null, "decision": "accept"}',
+            "accept_reject",
+            Parsed({}, ACCEPT, 1.0),
+        ),
         (' {"decision": "reject"}\n', "accept_reject", Parsed({}, REJECT, 0.0)),
         ('{"question_for_expert_1": "It is wrong.", "decision": 1}', "one_to_seven", Parsed({}, REJECT, 0.0)),
         ('```json\n{"decision": "accept"}\n```\n', "accept_reject", Parsed({}, ACCEPT, 1.0)),
         ('```\n{\n  "decision": "reject"\n}\n```', "accept_reject", Parsed({}, REJECT, 0.0)),
         ('{"decision": 85}', "percent", Parsed({}, ACCEPT, 0.85)),
-        ('{"question_for_expert_1": " Why?", "question_for_expert_2": "How?", "decision": null}', "accept_reject", Parsed(ASKED)),
+        (
+            '{"question_for_expert_1": " Why?", "question_for_expert_2": "How?", "decision": null}',
+            "accept_reject",
+            Parsed(ASKED),
+        ),
     ],
 )
 def test_replies(reply: str, scale: str, parsed: Parsed) -> None:
@@ -65,7 +73,10 @@ def test_replies_that_are_refused(reply: str, why: str) -> None:
 def test_others_read_the_question_and_the_verifier_learns_json() -> None:
     scenario = build_text_scenario(build("nip"), CodeValidationSettings(decision_format="json"))
     question = '{"message": "Why?", "decision": null}'
-    lines = {"verifier": ["Question for Expert: Why?", question, '{"message": null, "decision": "accept"}'], "prover": ["Answer: So."]}
+    lines = {
+        "verifier": ["Question for Expert: Why?", question, '{"message": null, "decision": "accept"}'],
+        "prover": ["Answer: So."],
+    }
     read_by_prover: list[Chat] = []
 
     async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...]) -> Answer:
@@ -86,7 +97,11 @@ def test_prompts_name_the_fields(tmp_path: Path) -> None:
     for name in ("nip", "debate", "solo_verifier"):
         scenario = build_text_scenario(build(name), CodeValidationSettings(decision_format="json"))
         prompt = scenario.system_prompt(CodeItem(0, "Print 1.", "print(1)", 1, 1), "verifier")
-        assert ("Decision:" in prompt, "Question for" in prompt, scenario.verdict_text(ACCEPT) in prompt) == (False, False, True)
+        assert ("Decision:" in prompt, "Question for" in prompt, scenario.verdict_text(ACCEPT) in prompt) == (
+            False,
+            False,
+            True,
+        )
     own = tmp_path / "nip" / "verifier.j2"
     own.parent.mkdir()
     own.write_text("Judge.")

@@ -18,12 +18,15 @@ def pairs(*rows: tuple[list[tuple[int, int]], list[tuple[int, int]], int]) -> Gr
         for side, edges in enumerate((first, second)):
             for i, j in edges:
                 adjacency[row, side, i, j] = adjacency[row, side, j, i] = 1
-    return GraphPairs(adjacency, torch.full((len(rows),), 6), torch.tensor([score for *_, score in rows], dtype=torch.int32))
+    return GraphPairs(
+        adjacency, torch.full((len(rows),), 6), torch.tensor([score for *_, score in rows], dtype=torch.int32)
+    )
 
 
 def test_the_bound_gives_every_class_its_best_answer() -> None:
     relabelled = [(5 - i, 5 - j) for i, j in TRIANGLES]
-    cycles = [(HEXAGON, TRIANGLES, 10), (TRIANGLES, HEXAGON, 10), (TRIANGLES, relabelled, -1)]  # one class: all nodes alike
+    # one class: all nodes alike
+    cycles = [(HEXAGON, TRIANGLES, 10), (TRIANGLES, HEXAGON, 10), (TRIANGLES, relabelled, -1)]
     made = pairs(*cycles, (PATH, PATH, -1), (PATH, STAR, 1), (STAR, PATH, 1))
     assert wl_bound(made, 2) == 5 / 6, "all but the isomorphic cycles, which the best answer to their class gives up"
     assert wl_bound(made, 1) == 5 / 6, "degrees tell the cycles from the path"
@@ -33,7 +36,8 @@ def test_the_bound_gives_every_class_its_best_answer() -> None:
 
 
 def test_colours_alone_tell_more_of_the_label_than_what_refinement_tells_apart() -> None:
-    """On made data: the share that refinement separates, and the majority beside it, is no limit to a verifier alone."""
+    """On made data: the share that refinement separates, and the majority beside it, is no limit to a verifier
+    alone."""
     train, test = generate_splits(3000, 400, 0, GeneratorSettings(graph_sizes=(7, 8, 9)))
     separated, positive = int(((test.wl_score_P > 0) & (test.wl_score_P <= 2)).sum()), int(test.y_P.sum())
     right, count = solo_baseline(train, test, 2)
@@ -42,7 +46,10 @@ def test_colours_alone_tell_more_of_the_label_than_what_refinement_tells_apart()
     assert solo_baseline(train, test.padded_to(12), 2) == solo_baseline(train.padded_to(12), test, 2) == (right, 400), (
         "room for larger graphs"
     )
-    assert solo_baseline(train.select(~torch.isin(train.size_P, torch.tensor([7, 8, 9]))), test, 2)[0] == separated + positive
+    assert (
+        solo_baseline(train.select(~torch.isin(train.size_P, torch.tensor([7, 8, 9]))), test, 2)[0]
+        == separated + positive
+    )
 
 
 def test_training_pairs_of_the_split_do_not_count() -> None:

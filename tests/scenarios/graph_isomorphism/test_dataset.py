@@ -1,4 +1,5 @@
-"""Pairs in memory and on disk: the three kinds of files, every way in which one can be malformed, truncation, atomic writing."""
+"""Pairs in memory and on disk: the three kinds of files, every way in which one can be malformed, truncation, atomic
+writing."""
 
 import pickle
 from collections.abc import Callable
@@ -15,7 +16,8 @@ from nip_ray.scenarios.graph_isomorphism.dataset import RAW_KEYS, GraphPairs, Ra
 
 
 def make(num_pairs: int = 12, seed: int = 0, largest: int = 6) -> GraphPairs:
-    """Random pairs: the first half isomorphic (-1), class-ordered as the published files are, the others told apart by their degrees."""
+    """Random pairs: the first half isomorphic (-1), class-ordered as the published files are, the others told apart by
+    their degrees."""
     rng = np.random.default_rng(seed)
     size = rng.integers(3, largest + 1, num_pairs)
     size[0] = largest
@@ -31,11 +33,17 @@ def make(num_pairs: int = 12, seed: int = 0, largest: int = 6) -> GraphPairs:
         if score[pair] == 1:
             adjacency[pair, 1, 0, n - 1] ^= True
             adjacency[pair, 1, n - 1, 0] ^= True
-    return GraphPairs(torch.from_numpy(adjacency.astype(np.uint8)), torch.from_numpy(size), torch.from_numpy(score.astype(np.int32)))
+    return GraphPairs(
+        torch.from_numpy(adjacency.astype(np.uint8)), torch.from_numpy(size), torch.from_numpy(score.astype(np.int32))
+    )
 
 
 def same(one: GraphPairs, other: GraphPairs) -> bool:
-    return one.adjacency_P2nn.equal(other.adjacency_P2nn) and one.size_P.equal(other.size_P) and one.wl_score_P.equal(other.wl_score_P)
+    return (
+        one.adjacency_P2nn.equal(other.adjacency_P2nn)
+        and one.size_P.equal(other.size_P)
+        and one.wl_score_P.equal(other.wl_score_P)
+    )
 
 
 def write_npz(raw: dict[str, Any], folder: Path) -> Path:
@@ -102,7 +110,9 @@ def test_raw_layout() -> None:
     assert raw["slices_a"].tolist() == [0, 4, 6]
     assert raw["edge_index_b"].shape == (2, 0)
     assert raw["slices_b"].tolist() == [0, 0, 0]
-    assert {key: raw[key].dtype for key in RAW_KEYS} == {key: "int32" if key.startswith(("wl", "sizes")) else "int64" for key in RAW_KEYS}
+    assert {key: raw[key].dtype for key in RAW_KEYS} == {
+        key: "int32" if key.startswith(("wl", "sizes")) else "int64" for key in RAW_KEYS
+    }
 
 
 def test_three_kinds_of_files(tmp_path: Path) -> None:
@@ -282,7 +292,11 @@ def test_own_format_is_checked(tmp_path: Path, changes: dict[str, Any], key: str
 def test_scores_of_other_graphs_are_refused(tmp_path: Path) -> None:
     """The label is in the scores: sixty pairs of different graphs are not sixty true claims."""
     raw = to_raw(make())
-    for key, value, fault in ((7, -1, "1 rounds of refinement tell"), (7, 3, "is 3 at pair 7"), (2, 2, "2 rounds do not tell")):
+    for key, value, fault in (
+        (7, -1, "1 rounds of refinement tell"),
+        (7, 3, "is 3 at pair 7"),
+        (2, 2, "2 rounds do not tell"),
+    ):
         wrong = raw["wl_scores"].copy()
         wrong[key] = value
         for write in (write_npz, write_pt):

@@ -31,11 +31,16 @@ def graphs(pairs: GraphPairs, index: int) -> tuple[nx.Graph, nx.Graph]:
 
 
 def same(one: GraphPairs, other: GraphPairs) -> bool:
-    return one.adjacency_P2nn.equal(other.adjacency_P2nn) and one.size_P.equal(other.size_P) and one.wl_score_P.equal(other.wl_score_P)
+    return (
+        one.adjacency_P2nn.equal(other.adjacency_P2nn)
+        and one.size_P.equal(other.size_P)
+        and one.wl_score_P.equal(other.wl_score_P)
+    )
 
 
 def test_published_composition(thousand: GraphPairs) -> None:
-    """1,000 pairs over 20 cells: 25 negatives a cell, 2 of them with score 1 and 5 with score 2; the rest needs more rounds."""
+    """1,000 pairs over 20 cells: 25 negatives a cell, 2 of them with score 1 and 5 with score 2; the rest needs more
+    rounds."""
     score = thousand.wl_score_P
     assert [int((score == s).sum()) for s in (-1, 1, 2)] == [500, 40, 100]
     assert int((score >= 3).sum()) == 360
@@ -55,13 +60,23 @@ def test_scores_are_exact_and_labels_are_true(thousand: GraphPairs) -> None:
 def test_edge_probabilities_are_kept() -> None:
     """New graphs of the isomorphic part have the density of their cell (about 5 standard errors of room)."""
     for p in (0.2, 0.6):
-        only_new = replace(GeneratorSettings(), prop_non_isomorphic=0, iso_prop_from_non_iso=0, edge_probabilities=(p,), graph_sizes=(11,))
+        only_new = replace(
+            GeneratorSettings(),
+            prop_non_isomorphic=0,
+            iso_prop_from_non_iso=0,
+            edge_probabilities=(p,),
+            graph_sizes=(11,),
+        )
         pairs = generate_pairs(2000, 0, only_new)
-        assert abs(float(pairs.adjacency_P2nn.float().sum()) / (2000 * 2 * 110) - p) < 5 * (p * (1 - p) / (2000 * 55)) ** 0.5
+        assert (
+            abs(float(pairs.adjacency_P2nn.float().sum()) / (2000 * 2 * 110) - p)
+            < 5 * (p * (1 - p) / (2000 * 55)) ** 0.5
+        )
 
 
 def test_copies_of_isomorphic_pairs_are_shuffled(thousand: GraphPairs) -> None:
-    """Both of them: neither the pair's two matrices nor a copy and its origin may be equal, but for rare symmetric graphs."""
+    """Both of them: neither the pair's two matrices nor a copy and its origin may be equal, but for rare symmetric
+    graphs."""
     positive = thousand.select(thousand.y_P == 1).adjacency_P2nn
     assert float((positive[:, 0] == positive[:, 1]).all(dim=(1, 2)).float().mean()) < 0.03
     negative = thousand.select(thousand.y_P == 0).adjacency_P2nn.flatten(0, 1).flatten(1)
@@ -73,7 +88,9 @@ def test_copies_of_isomorphic_pairs_are_shuffled(thousand: GraphPairs) -> None:
 def test_half_of_the_isomorphic_pairs_come_from_negatives() -> None:
     for share in (0.0, 0.5, 1.0):
         pairs = generate_pairs(400, 1, GeneratorSettings(graph_sizes=(11,), iso_prop_from_non_iso=share))
-        hashes = generate.graph_hashes(pairs.adjacency_P2nn.flatten(0, 1).numpy(), pairs.size_P.repeat_interleave(2).numpy()).reshape(-1, 2)
+        hashes = generate.graph_hashes(
+            pairs.adjacency_P2nn.flatten(0, 1).numpy(), pairs.size_P.repeat_interleave(2).numpy()
+        ).reshape(-1, 2)
         positive = pairs.y_P.numpy() == 1
         derived = np.isin(hashes[positive, 0], hashes[~positive])
         assert abs(derived.mean() - share) < 0.05  # new sparse graphs can equal one by accident
@@ -132,7 +149,9 @@ def test_keys_differ_for_different_pairs(thousand: GraphPairs) -> None:
         a, b = graphs(pairs, int(first))
         for other in others:
             c, d = graphs(pairs, int(other))
-            assert (nx.is_isomorphic(a, c) and nx.is_isomorphic(b, d)) or (nx.is_isomorphic(a, d) and nx.is_isomorphic(b, c))
+            assert (nx.is_isomorphic(a, c) and nx.is_isomorphic(b, d)) or (
+                nx.is_isomorphic(a, d) and nx.is_isomorphic(b, c)
+            )
             repeated += 1
     assert repeated > 20
 
@@ -146,12 +165,16 @@ def test_splits_share_nothing() -> None:
         # leaving out pairs must not make a class rarer at some size: that would give the answer away
         share = [float(split.y_P[split.size_P == n].float().mean()) for n in range(7, 12)]
         assert max(share) - min(share) < 0.05
-    assert set(pair_keys(generate_pairs(1500, 0)).tolist()) & set(pair_keys(test).tolist()), "they would share some if nobody looked"
+    assert set(pair_keys(generate_pairs(1500, 0)).tolist()) & set(pair_keys(test).tolist()), (
+        "they would share some if nobody looked"
+    )
 
 
 def test_write_dataset(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    summary = write_dataset(tmp_path / "folder", 120, 3, SMALL, test_pairs=40, progress=lambda done, total: calls.append((done, total)))
+    summary = write_dataset(
+        tmp_path / "folder", 120, 3, SMALL, test_pairs=40, progress=lambda done, total: calls.append((done, total))
+    )
     train, test = (load_pairs(file) for file in summary["files"])
     assert [Path(file).name for file in summary["files"]] == ["train.pairs.npz", "test.pairs.npz"]
     assert (len(train), len(test)) == (120, 40)
@@ -188,7 +211,9 @@ def test_settings_that_contradict_each_other(change: dict[str, object], message:
 
 def test_small_graphs_without_third_round() -> None:
     """Sizes below 7 work when no score of 3 is asked for, also where rounding leaves a pair over."""
-    tiny = GeneratorSettings(graph_sizes=(5, 6), edge_probabilities=(0.4, 0.5), non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5)
+    tiny = GeneratorSettings(
+        graph_sizes=(5, 6), edge_probabilities=(0.4, 0.5), non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5
+    )
     pairs = generate_pairs(123, 0, tiny)
     assert len(pairs) == 123
     assert set(pairs.wl_score_P.tolist()) == {-1, 1, 2}
@@ -196,7 +221,9 @@ def test_small_graphs_without_third_round() -> None:
 
 def test_impossible_cells_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "_MAX_POOL", 30_000)
-    with pytest.raises(UserError, match=r"30 nodes and edge probability 0.5.*score 3 or more are missing after 30,000 graphs"):
+    with pytest.raises(
+        UserError, match=r"30 nodes and edge probability 0.5.*score 3 or more are missing after 30,000 graphs"
+    ):
         generate_pairs(20, 0, GeneratorSettings(graph_sizes=(30,), edge_probabilities=(0.5,)))
     one_kind = GeneratorSettings(graph_sizes=(3,), edge_probabilities=(0.5,), prop_non_isomorphic=0)
     with pytest.raises(UserError, match="isomorphic pairs are missing"):

@@ -1,4 +1,5 @@
-"""Agents of graph isomorphism: symmetries, masks, options, initialisation, parameter groups, and agents that are never trained."""
+"""Agents of graph isomorphism: symmetries, masks, options, initialisation, parameter groups, and agents that are never
+trained."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,12 +51,20 @@ def outputs(agent: nn.Module, obs: Observation) -> dict[str, Tensor]:
     """Message logits (N, F, G, V), decision, linear logits and value, whichever there are."""
     with torch.no_grad():
         policy, value_N = agent(obs)
-    found = {"message": policy.message.unflatten(-1, (2, -1)), "decision": policy.decision, "linear": policy.linear, "value": value_N}
+    found = {
+        "message": policy.message.unflatten(-1, (2, -1)),
+        "decision": policy.decision,
+        "linear": policy.linear,
+        "value": value_N,
+    }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def retold(scenario: GraphIsomorphism, changed: GraphIsomorphism, agent: str, rename: Any) -> tuple[Observation, Observation]:
-    """The same random episodes as `agent` sees them in two scenarios; `rename(ids, symbols)` translates the messages."""
+def retold(
+    scenario: GraphIsomorphism, changed: GraphIsomorphism, agent: str, rename: Any
+) -> tuple[Observation, Observation]:
+    """The same random episodes as `agent` sees them in two scenarios; `rename(ids, symbols)` translates the
+    messages."""
     rollout = rollout_of(scenario, random_twin(scenario), 18)
     new = rename(rollout.id_B.view(-1, 1, 1, 1, 1).expand_as(rollout.main_BRACM), rollout.main_BRACM.clamp_min(0))
     told = replace(rollout, main_BRACM=torch.where(rollout.main_BRACM < 0, -1, new))
@@ -69,8 +78,9 @@ def with_pairs(scenario: GraphIsomorphism, pairs: GraphPairs) -> GraphIsomorphis
 
 
 def test_one_named_node_tells_nothing_of_graphs_that_look_alike() -> None:
-    """A hexagon beside two triangles or beside another hexagon: with a node of the first graph named they are the same to the verifier,
-    with one of the second as well they are not. So adp and merlin_arthur, with one message, cannot prove what nip can.
+    """A hexagon beside two triangles or beside another hexagon: with a node of the first graph named they are the same
+    to the verifier, with one of the second as well they are not. So adp and merlin_arthur, with one message, cannot
+    prove what nip can.
     """
     alike = pairs((HEXAGON, TRIANGLES, 10), (HEXAGON, [(5 - i, 5 - j) for i, j in HEXAGON], -1))
 
@@ -98,7 +108,9 @@ def test_padding_changes_nothing(speech: dict[str, int], agent: str, training: b
     scenario = graph_scenario("debate", pairs, **speech)
     wide = with_pairs(scenario, pairs.padded_to(9))
     obs, wide_obs = retold(scenario, wide, agent, lambda _, s: s + (s >= 6) * 3)
-    found, wide_found = (outputs(network(made, agent).train(training), o) for made, o in ((scenario, obs), (wide, wide_obs)))
+    found, wide_found = (
+        outputs(network(made, agent).train(training), o) for made, o in ((scenario, obs), (wide, wide_obs))
+    )
     assert found.keys() == wide_found.keys()
     assert bool((wide_found["message"][..., 6:] == FORBIDDEN).all())
     wide_found["message"] = wide_found["message"][..., :6]
@@ -111,11 +123,14 @@ def test_padding_changes_nothing(speech: dict[str, int], agent: str, training: b
 def test_renaming_nodes_renames_the_answer(speech: dict[str, int], agent: str) -> None:
     pairs = random_pairs(1)
     random = torch.Generator().manual_seed(5)
-    order = torch.arange(6).expand(len(pairs), 2, 6).clone()  # new node i is old node order[i]; padding stays in its place
+    # new node i is old node order[i]; padding stays in its place
+    order = torch.arange(6).expand(len(pairs), 2, 6).clone()
     for pair, size in enumerate(pairs.size_P.tolist()):
         for side in range(2):
             order[pair, side, :size] = torch.randperm(size, generator=random)
-    adjacency = torch.stack([torch.stack([a[o][:, o] for a, o in zip(two, orders)]) for two, orders in zip(pairs.adjacency_P2nn, order)])
+    adjacency = torch.stack(
+        [torch.stack([a[o][:, o] for a, o in zip(two, orders)]) for two, orders in zip(pairs.adjacency_P2nn, order)]
+    )
     scenario = graph_scenario("debate", pairs, **speech)
     renamed = with_pairs(scenario, GraphPairs(adjacency, pairs.size_P, pairs.wl_score_P))
     new_name = order.argsort(-1)
@@ -129,8 +144,11 @@ def test_renaming_nodes_renames_the_answer(speech: dict[str, int], agent: str) -
         torch.testing.assert_close(new_found[key], value, **CLOSE)
 
 
-def swapped(scenario: GraphIsomorphism, agent: str, **changes: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Outputs before and after the two graphs of each pair change places, and the rows in which something was said to the agent."""
+def swapped(
+    scenario: GraphIsomorphism, agent: str, **changes: Any
+) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Outputs before and after the two graphs of each pair change places, and the rows in which something was said to
+    the agent."""
     pairs = random_pairs(2)
     other = with_pairs(scenario, GraphPairs(pairs.adjacency_P2nn.flip(1), pairs.size_P, pairs.wl_score_P))
     obs, other_obs = retold(scenario, other, agent, lambda _, s: (s + 6) % 12)
@@ -169,7 +187,10 @@ def test_swapping_the_graphs_without_pair_invariant_pooling(layers: int) -> None
 def test_latest_message_is_ignored_in_round_0(agent: str) -> None:
     scenario = graph_scenario("nip", linear_symbols=3, message_size=2)
     obs = observations(scenario, agent)
-    junk = {key: torch.rand(obs[key].shape, generator=torch.Generator().manual_seed(1)) for key in ("latest", "linear_history")}
+    junk = {
+        key: torch.rand(obs[key].shape, generator=torch.Generator().manual_seed(1))
+        for key in ("latest", "linear_history")
+    }
     made = network(scenario, agent)
     for round, matters in ((0, False), (3, True)):
         fixed = {**obs, "round": torch.full_like(obs["round"], round)}
@@ -181,7 +202,8 @@ def test_latest_message_is_ignored_in_round_0(agent: str) -> None:
 @pytest.mark.parametrize("kind", ["learned", "random"])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
 def test_who_may_name_which_nodes(protocol: tuple[str, dict[str, Any]], kind: str) -> None:
-    """Provers answer in the other graph, by channel and position (in the first where nothing was said); nobody names padding."""
+    """Provers answer in the other graph, by channel and position (in the first where nothing was said); nobody names
+    padding."""
     scenario = graph_scenario(build(protocol[0], **protocol[1]), random_pairs(3), message_size=2, kind=kind)
     agents = graph_agents(scenario) if kind == "learned" else random_twin(scenario)
     rollout = rollout_of(scenario, agents, 60)
@@ -235,7 +257,9 @@ def test_every_parameter_gets_a_gradient() -> None:
         scenario = graph_scenario("nip", linear_symbols=2, message_size=2)
         made, obs = network(scenario, agent).train(), observations(scenario, agent)
         policy, value_N = made(obs)
-        loss = (policy.log_prob(policy.sample(None)) * torch.linspace(-1, 2, len(value_N))).sum() + value_N.square().sum()
+        loss = (
+            policy.log_prob(policy.sample(None)) * torch.linspace(-1, 2, len(value_N))
+        ).sum() + value_N.square().sum()
         loss.backward()
         silent = [name for name, p in made.named_parameters() if p.grad is None or not p.grad.any()]
         assert not [name for name in silent if "bias" not in name]
@@ -285,14 +309,17 @@ def test_orthogonal_initialisation() -> None:
 @pytest.fixture(scope="module")
 def hard_pairs() -> GraphPairs:
     """Isomorphic pairs and pairs that only three rounds of refinement or more tell apart."""
-    settings = GeneratorSettings(graph_sizes=(8, 9), edge_probabilities=(0.4, 0.6), non_iso_prop_score_1=0.0, non_iso_prop_score_2=0.0)
+    settings = GeneratorSettings(
+        graph_sizes=(8, 9), edge_probabilities=(0.4, 0.6), non_iso_prop_score_1=0.0, non_iso_prop_score_2=0.0
+    )
     return generate_pairs(200, 0, settings)
 
 
 @pytest.mark.parametrize("orthogonal", [True, False])
 @pytest.mark.parametrize("sampled", [True, False])
 def test_manual_agents(hard_pairs: GraphPairs, sampled: bool, orthogonal: bool) -> None:
-    """Accuracy near 1: wrong now and then only where a graph has symmetries and the prover's answers do not fit together."""
+    """Accuracy near 1: wrong now and then only where a graph has symmetries and the prover's answers do not fit
+    together."""
     protocol = build("nip", max_rounds=4)
     settings = GraphAgentSettings(kind="manual", use_orthogonal_initialisation=orthogonal)
     scenario = GraphIsomorphism(protocol, hard_pairs, hard_pairs, dict.fromkeys(protocol.agents, settings))

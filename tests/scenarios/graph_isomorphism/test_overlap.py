@@ -12,7 +12,8 @@ from nip_ray.scenarios.graph_isomorphism.overlap import isomorphic
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 8), st.integers(0, 2**28 - 1), st.integers(0, 10_000))
 def test_it_is_isomorphism(n: int, edges: int, seed: int) -> None:
-    """Of a graph with its nodes in another order, and of one with an edge moved, which is isomorphic only now and then."""
+    """Of a graph with its nodes in another order, and of one with an edge moved, which is isomorphic only now and
+    then."""
     random = np.random.default_rng(seed)
     places = list(zip(*np.triu_indices(n, 1), strict=True))
     chosen = [place for bit, place in enumerate(places) if edges >> bit & 1]

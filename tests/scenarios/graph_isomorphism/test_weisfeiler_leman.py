@@ -1,4 +1,5 @@
-"""Colour refinement against a slow implementation that shares nothing with it, against networkx, and on published data."""
+"""Colour refinement against a slow implementation that shares nothing with it, against networkx, and on published
+data."""
 
 from collections import Counter
 from contextlib import suppress
@@ -27,7 +28,9 @@ def slow_score(first: nx.Graph, second: nx.Graph, max_rounds: int) -> int:
     return -1
 
 
-def batch(pairs: list[tuple[nx.Graph, nx.Graph]], padding: int = 0, junk: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    pairs: list[tuple[nx.Graph, nx.Graph]], padding: int = 0, junk: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     n = max(len(a) for a, _ in pairs) + padding
     adjacency = torch.full((len(pairs), 2, n, n), int(junk), dtype=torch.uint8)
     for i, pair in enumerate(pairs):
@@ -59,7 +62,9 @@ def graph_pairs(draw: st.DrawFn) -> tuple[nx.Graph, nx.Graph]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(graph_pairs(), min_size=1, max_size=8), st.integers(1, 5), st.integers(0, 2), st.booleans())
-def test_scores_agree_with_slow_ones(pairs: list[tuple[nx.Graph, nx.Graph]], rounds: int, padding: int, junk: bool) -> None:
+def test_scores_agree_with_slow_ones(
+    pairs: list[tuple[nx.Graph, nx.Graph]], rounds: int, padding: int, junk: bool
+) -> None:
     """Also with junk in the padding, which must be ignored."""
     found = wl_scores(*batch(pairs, padding, junk), max_rounds=rounds)
     assert found.dtype == torch.int32
@@ -76,8 +81,8 @@ def test_regular_graphs_are_never_separated() -> None:
 
 @pytest.mark.parametrize("n", [40, 170])
 def test_many_rounds_and_large_graphs(n: int) -> None:
-    """Paths with an extra leaf, whose place is noticed only as far from the ends as it is; 170 nodes take the float64 way.
-    Their complements have the same scores, and numbers as large as they can get."""
+    """Paths with an extra leaf, whose place is noticed only as far from the ends as it is; 170 nodes take the float64
+    way. Their complements have the same scores, and numbers as large as they can get."""
     one, other = nx.path_graph(n - 1), nx.path_graph(n - 1)
     one.add_edge(n // 3, n - 1)
     other.add_edge(n // 3 + 1, n - 1)
@@ -89,7 +94,8 @@ def test_many_rounds_and_large_graphs(n: int) -> None:
 
 
 def test_all_small_graphs() -> None:
-    """Against networkx's catalogue of all graphs up to 7 nodes: which scores exist at all (the generator relies on this)."""
+    """Against networkx's catalogue of all graphs up to 7 nodes: which scores exist at all (the generator relies on
+    this)."""
     for n, expected in ((5, {1, 2}), (6, {-1, 1, 2}), (7, {-1, 1, 2, 3, 4})):
         graphs = [g for g in nx.graph_atlas_g() if len(g) == n]
         adjacency = np.stack([nx.to_numpy_array(g, dtype=np.uint8) for g in graphs])

@@ -1,4 +1,5 @@
-"""The game on plain lists of whole numbers, one game at a time, as slow and as obvious as can be: what the tensor code is held to."""
+"""The game on plain lists of whole numbers, one game at a time, as slow and as obvious as can be: what the tensor code
+is held to."""
 
 from fractions import Fraction
 from itertools import combinations
@@ -18,7 +19,8 @@ def minimal(points: list[Point]) -> list[Point]:
 
 
 def vertices(points: list[Point]) -> list[Point]:
-    """Vertices of conv(points) + the positive orthant, exactly: by Caratheodory, trying every basis of generators in fractions."""
+    """Vertices of conv(points) + the positive orthant, exactly: by Caratheodory, trying every basis of generators in
+    fractions."""
     distinct = sorted(set(points), reverse=True)
     return [p for p in distinct if not inside(p, [q for q in distinct if q != p])]
 
@@ -28,7 +30,9 @@ def inside(p: Point, others: list[Point]) -> bool:
     d = len(p)
     rays = [(*tuple(int(i == k) for i in range(d)), 0) for k in range(d)]
     generators = [(*q, 1) for q in others] + rays
-    return any(min(solved) >= 0 for basis in combinations(generators, d + 1) if (solved := solve(basis, (*p, 1))) is not None)
+    return any(
+        min(solved) >= 0 for basis in combinations(generators, d + 1) if (solved := solve(basis, (*p, 1))) is not None
+    )
 
 
 def solve(basis: tuple[Point, ...], target: Point) -> list[Fraction] | None:
@@ -77,7 +81,9 @@ def plain(points_BMD: Tensor) -> list[list[Point]]:
     return [[tuple(int(x) for x in point) for point in game if point[0] >= 0] for game in points_BMD.tolist()]
 
 
-def point_sets(most: int = 9, value: int = 6, dimensions: tuple[int, ...] = (2, 3, 4)) -> st.SearchStrategy[list[list[Point]]]:
+def point_sets(
+    most: int = 9, value: int = 6, dimensions: tuple[int, ...] = (2, 3, 4)
+) -> st.SearchStrategy[list[list[Point]]]:
     """One to three games of one dimension."""
 
     def games(d: int) -> st.SearchStrategy[list[list[Point]]]:

@@ -19,7 +19,9 @@ POINTS = [[7, 5, 3], [0, 6, 2], [4, 0, 8], [1, 1, 9]]
 
 
 @pytest.mark.parametrize("role", ["host", "agent"])
-@pytest.mark.parametrize("settings", [{}, {"scale_observation": False, "max_points": 5}, {"dimension": 4, "max_rounds": 3}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"scale_observation": False, "max_points": 5}, {"dimension": 4, "max_rounds": 3}], ids=str
+)
 def test_gymnasiums_own_checker_finds_nothing(role: str, settings: dict[str, Any]) -> None:
     for opponent in SCRIPTED[OTHER[role]]:
         env = gymnasium.make(IDS[role], render_mode="ansi", opponent=opponent, **settings)
@@ -101,10 +103,13 @@ def test_a_wrong_argument_is_named(settings: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("role", ["host", "agent"])
 def test_many_copies_play_as_one_does(role: str) -> None:
-    """The same start, the same actions, an opponent that does not draw: the same course, in one environment and in each copy."""
+    """The same start, the same actions, an opponent that does not draw: the same course, in one environment and in each
+    copy."""
     opponent = {"host": "choose_last", "agent": "zeillinger"}[role]
     one = HironakaEnv(role, opponent, max_points=4, max_rounds=12)  # pyright: ignore[reportArgumentType]
-    many = gymnasium.make_vec(IDS[role], 3, vectorization_mode="vector_entry_point", opponent=opponent, max_points=4, max_rounds=12)
+    many = gymnasium.make_vec(
+        IDS[role], 3, vectorization_mode="vector_entry_point", opponent=opponent, max_points=4, max_rounds=12
+    )
     assert isinstance(many, HironakaVectorEnv)
     obs, _ = one.reset(seed=0, options={"points": POINTS})
     all_obs, _ = many.reset(seed=0, options={"points": POINTS})

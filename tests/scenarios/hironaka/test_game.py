@@ -47,10 +47,14 @@ def test_a_game_is_what_plain_lists_play(dimension: int, reduce_start: bool) -> 
                 assert not outcome.moved_B[b]
                 assert outcome.host_reward_B[b] == outcome.agent_reward_B[b] == 0
                 continue
-            expected[b] = lists.minimal(lists.shift(expected[b], tuple(game.choices_KD[k].nonzero().flatten().tolist()), axis))
+            expected[b] = lists.minimal(
+                lists.shift(expected[b], tuple(game.choices_KD[k].nonzero().flatten().tolist()), axis)
+            )
             finished[b] = len(expected[b]) == 1
             assert bool(outcome.terminated_B[b]) is finished[b]
-            assert (float(outcome.host_reward_B[b]), float(outcome.agent_reward_B[b])) == ((1, -1) if finished[b] else (0, 0))
+            assert (float(outcome.host_reward_B[b]), float(outcome.agent_reward_B[b])) == (
+                (1, -1) if finished[b] else (0, 0)
+            )
             assert int(state.round_B[b]) == rounds + 1
         assert state.over_B.tolist() == finished
         assert state.count_B.tolist() == [len(g) for g in expected]
@@ -79,7 +83,11 @@ def test_the_step_limit_truncates_and_does_not_terminate() -> None:
         state, outcome = game.step(state, both, first)
         seen.append((outcome.terminated_B.tolist(), outcome.truncated_B.tolist()))
     assert seen == [([False, True], [False, False]), ([False, False], [False, False]), ([False, False], [True, False])]
-    assert (state.over_B.tolist(), state.cut_B.tolist(), state.round_B.tolist()) == ([False, True], [True, False], [3, 1])
+    assert (state.over_B.tolist(), state.cut_B.tolist(), state.round_B.tolist()) == (
+        [False, True],
+        [True, False],
+        [3, 1],
+    )
 
 
 def test_rewards_by_points_and_by_survival() -> None:

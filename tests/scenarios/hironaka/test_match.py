@@ -23,7 +23,8 @@ SEEDS = 2
 
 @pytest.mark.parametrize(("host", "agent", "published", "repeated"), thinned(TABLE))
 def test_the_published_table_is_within_sampling_error(host: str, agent: str, published: int, repeated: int) -> None:
-    """Our mean over two seeds against the mean of the two runs known: at most 3 standard errors of the difference apart."""
+    """Our mean over two seeds against the mean of the two runs known: at most 3 standard errors of the difference
+    apart."""
     players = scripted("host", host, 3), scripted("agent", agent, 3)
     results = [match(*players, seed=seed) for seed in range(SEEDS)]
     mean, error = statistics.mean(r.games for r in results), statistics.mean(r.standard_error for r in results)
@@ -51,7 +52,8 @@ def test_games_are_counted_one_after_the_other(lengths: list[int], rounds: int, 
     assert result.lengths == expected
     assert result.games == len(expected)
     assert result.per_round == len(expected) / rounds
-    moves = [min(length, taken) for length, taken in zip(lengths, expected)]  # no move in a round that finds a game over
+    # no move in a round that finds a game over
+    moves = [min(length, taken) for length, taken in zip(lengths, expected)]
     early, late = sum(min(2, n) for n in moves), sum(max(0, n - 2) for n in moves)
     assert result.host_actions == (early, 0, late, 0)
     assert result.agent_actions == (early, 0, late)

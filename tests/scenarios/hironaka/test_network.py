@@ -32,7 +32,9 @@ def network(agent: bool = False, **settings: object) -> HironakaAgent:
 @pytest.mark.parametrize("view", ["scaled", "relative"])
 @pytest.mark.parametrize("encoder", ["flat", "set"])
 @pytest.mark.parametrize("agent", [False, True])
-def test_every_kind_gives_a_policy_with_no_weight_on_illegal_moves_and_a_value(view: str, encoder: str, agent: bool) -> None:
+def test_every_kind_gives_a_policy_with_no_weight_on_illegal_moves_and_a_value(
+    view: str, encoder: str, agent: bool
+) -> None:
     obs = obs_of(points_of(), agent)
     with torch.no_grad():
         policy, value = network(agent, view=view, encoder=encoder)(obs)
@@ -68,7 +70,11 @@ def test_one_point_alone_gives_finite_numbers_and_gradients() -> None:
 
 
 def test_layers_are_what_the_settings_say() -> None:
-    layers = (HironakaLayer(128, norm="batch"), HironakaLayer(256, norm="batch", repeat=20), HironakaLayer(128, norm="batch"))
+    layers = (
+        HironakaLayer(128, norm="batch"),
+        HironakaLayer(256, norm="batch", repeat=20),
+        HironakaLayer(128, norm="batch"),
+    )
     made, width = stack(60, layers)
     assert width == 128
     assert [sum(isinstance(m, kind) for m in made) for kind in (nn.Linear, nn.BatchNorm1d, nn.ReLU)] == [22] * 3
@@ -77,7 +83,9 @@ def test_layers_are_what_the_settings_say() -> None:
     assert [isinstance(block.around, nn.Identity) for block in blocks] == [False, True]
     assert sum(isinstance(m, nn.LayerNorm) for m in residual.modules()) == 5
     assert stack(60, ())[1] == 60
-    assert [m.out_features for m in network(width=24, depth=3).policy_body.layers if isinstance(m, nn.Linear)] == [24] * 3
+    assert [m.out_features for m in network(width=24, depth=3).policy_body.layers if isinstance(m, nn.Linear)] == [
+        24
+    ] * 3
     assert len(network(depth=0).policy_body.layers) == 0
 
 

@@ -40,7 +40,9 @@ def smallest_hitting_set(game: list[Point]) -> tuple[int, ...]:
 @settings(max_examples=60, deadline=None)
 @given(point_sets(most=6, value=3, dimensions=(2, 3, 4, 5)))
 def test_weak_spivakovsky_answers_the_smallest_set_that_meets_every_support(games: list[list[Point]]) -> None:
-    assert chosen(scripted("host", "weak_spivakovsky", len(games[0][0])), games) == [smallest_hitting_set(game) for game in games]
+    assert chosen(scripted("host", "weak_spivakovsky", len(games[0][0])), games) == [
+        smallest_hitting_set(game) for game in games
+    ]
 
 
 @pytest.mark.parametrize(("name", "classes"), [("random", {0, 1, 2, 4, 5, 7}), ("random_all", set(range(11)))])
@@ -49,7 +51,8 @@ def test_random_hosts_are_uniform_over_pairs_or_over_all_subsets(name: str, clas
     counts = Counter(scripted("host", name, 4)(torch.zeros(20_000, 2, 4), None, draw).argmax(1).tolist())
     assert set(counts) == classes
     expected = 20_000 / len(classes)
-    assert sum((n - expected) ** 2 / expected for n in counts.values()) < 40  # chi square, at most 10 degrees of freedom: p of 2e-5
+    # chi square, at most 10 degrees of freedom: p of 2e-5
+    assert sum((n - expected) ** 2 / expected for n in counts.values()) < 40
 
 
 def test_agents_take_first_last_and_any_coordinate_of_the_choice() -> None:

@@ -35,14 +35,17 @@ def test_a_point_above_a_facet_goes_and_one_on_it_goes_too() -> None:
 
 def test_vertices_far_out_and_vertices_that_hardly_stick_out_are_kept() -> None:
     """What the published precise mode loses, and a vertex 0.0002 below the facet of points a thousand apart."""
-    points = torch.tensor([[[1.0, 1.0], [5.0, 0.9], [-1.0, -1.0]], [[1000.0, 0.0], [0.0, 1000.0], [500.0, 499.9996]]], dtype=torch.float64)
+    points = torch.tensor(
+        [[[1.0, 1.0], [5.0, 0.9], [-1.0, -1.0]], [[1000.0, 0.0], [0.0, 1000.0], [500.0, 499.9996]]], dtype=torch.float64
+    )
     assert polytope.exact_mask(points).tolist() == [[True, True, False], [True, True, True]]
     points[1, 2, 1] = 500.0
     assert polytope.exact_mask(points)[1].tolist() == [True, True, False]
 
 
 def grown(seed: int) -> list[Point]:
-    """A few points after twenty to sixty rounds in which two coordinates outgrow the others by turns, whole numbers below 2^53."""
+    """A few points after twenty to sixty rounds in which two coordinates outgrow the others by turns, whole numbers
+    below 2^53."""
     draw = generator(seed, "grown")
     d, m, rounds = (int(torch.randint(low, high, (), generator=draw)) for low, high in ((2, 5), (2, 5), (20, 60)))
     game: list[Point] = [tuple(row) for row in torch.randint(20, (m, d), generator=draw).tolist()]
@@ -55,7 +58,9 @@ def grown(seed: int) -> list[Point]:
 @pytest.mark.parametrize("seed", range(0, 60, 10))
 def test_positions_in_which_coordinates_have_outgrown_the_others_lose_no_vertex(seed: int) -> None:
     games = [grown(number) for number in range(seed, seed + 10)]
-    assert [set(*plain(polytope.exact(tensor([game])))) for game in games] == [set(lists.vertices(game)) for game in games]
+    assert [set(*plain(polytope.exact(tensor([game])))) for game in games] == [
+        set(lists.vertices(game)) for game in games
+    ]
 
 
 @pytest.mark.parametrize("large", [1e9, 1e15, 2.0**60])

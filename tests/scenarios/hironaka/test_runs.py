@@ -78,7 +78,9 @@ def test_a_runs_players_play_matches_and_the_newest_checkpoint_is_the_default(ru
 
 
 def test_who_cannot_play_a_match_is_named(run_dir: Path, tmp_path: Path) -> None:
-    assert "host: unknown player 'nobody', and no folder of that name; expected one of random, random-all," in refused("nobody", "random")
+    assert "host: unknown player 'nobody', and no folder of that name; expected one of random, random-all," in refused(
+        "nobody", "random"
+    )
     assert "agent: unknown player 'zeillinger'" in refused("random", "zeillinger")
     assert "did you mean zeillinger?" in refused("zeilinger", "random")
     assert "no run here" in refused(str(tmp_path), "random")
@@ -90,7 +92,9 @@ def test_a_frozen_opponent_of_another_run_stands_still(run_dir: Path, tmp_path: 
     scenario = {**SCENARIO, "agents": {**SCENARIO["agents"], "host": frozen}}
     config = small(seed=1, scenario=scenario, initial_weights={"host": {"run_dir": str(run_dir)}})
     made = run_experiment(config, tmp_path / "run", quiet=True).run_dir
-    before, after = (load_checkpoint(folder / "checkpoints").tensors["training"]["modules"] for folder in (run_dir, made))
+    before, after = (
+        load_checkpoint(folder / "checkpoints").tensors["training"]["modules"] for folder in (run_dir, made)
+    )
     assert all(torch.equal(before["host"][name], value) for name, value in after["host"].items())
     assert not all(torch.equal(before["agent"][name], value) for name, value in after["agent"].items())
 

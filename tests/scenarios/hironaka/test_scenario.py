@@ -25,7 +25,9 @@ from nip_ray.seeding import generator
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
 
 LEARNED = HironakaAgentSettings(point_width=8, width=16, depth=1)
-SMALL = HironakaSettings(max_points=6, max_value=8, max_rounds=6, num_train=300, num_test=50, rho_games=20, agents={"_default": LEARNED})
+SMALL = HironakaSettings(
+    max_points=6, max_value=8, max_rounds=6, num_train=300, num_test=50, rho_games=20, agents={"_default": LEARNED}
+)
 
 
 def scripted_by(name: str, *others: str) -> HironakaAgentSettings:
@@ -43,7 +45,11 @@ def played(scenario: Hironaka, copies: int = 40, greedy: bool = False, seed: int
 
 
 def experiment(**scenario: object) -> ExperimentConfig:
-    data = {"protocol": {"name": "hironaka"}, "scenario": {"name": "hironaka", **scenario}, "algorithm": {"minibatch_size": 256}}
+    data = {
+        "protocol": {"name": "hironaka"},
+        "scenario": {"name": "hironaka", **scenario},
+        "algorithm": {"minibatch_size": 256},
+    }
     config = config_from_dict(data)
     assert isinstance(config, ExperimentConfig)
     return config
@@ -51,7 +57,15 @@ def experiment(**scenario: object) -> ExperimentConfig:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"dimension": 2}, {"dimension": 4}, {"reposition": True}, {"scale_state": True}, {"precision": "double"}, {"polytope": "exact"}],
+    [
+        {},
+        {"dimension": 2},
+        {"dimension": 4},
+        {"reposition": True},
+        {"scale_state": True},
+        {"precision": "double"},
+        {"polytope": "exact"},
+    ],
     ids=str,
 )
 def test_observations_of_the_play_of_the_rows_and_of_a_replay_are_equal_to_the_bit(changes: dict[str, object]) -> None:
@@ -150,7 +164,9 @@ def test_figures_name_every_pair_and_are_the_same_again() -> None:
     assert figures.keys() == (again := scenario.figures(networks)).keys()
     assert all(torch.equal(a, b) for name in figures for a, b in zip(figures[name], again[name], strict=True))
     pairs = {f"rho/own-{agent}" for agent in ("own", "random", "choose_first", "choose_last")}
-    pairs |= {f"rho/{host}-own" for host in ("random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky")}
+    pairs |= {
+        f"rho/{host}-own" for host in ("random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky")
+    }
     assert pairs <= figures.keys()
     found = {name: float(top_G.sum() / bottom_G.sum()) for name, (top_G, bottom_G) in figures.items()}
     assert found["rho/own-own"] > 0
@@ -193,7 +209,9 @@ def test_several_scripted_players_share_the_games_of_the_figures_and_a_match_ask
 
 
 def test_starts_that_are_all_over_at_once_are_refused_before_anything_is_played() -> None:
-    with pytest.raises(UserError, match=r"scenario\.max_points: got 200, with max_value 1 almost every random start is over at once"):
+    with pytest.raises(
+        UserError, match=r"scenario\.max_points: got 200, with max_value 1 almost every random start is over at once"
+    ):
         check(experiment(max_rounds=10, max_points=200, max_value=1))
     check(experiment(max_rounds=10, max_points=200, max_value=1, reduce_start=False))
 
@@ -222,7 +240,9 @@ def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:
     config = experiment(max_rounds=7)
     check(config)
     assert played_scenario(config.protocol, config.scenario, config.algorithm).protocol.max_rounds == 14
-    with pytest.raises(UserError, match=r"protocol\.max_rounds: got 20, but hironaka always has as many as scenario\.max_rounds makes"):
+    with pytest.raises(
+        UserError, match=r"protocol\.max_rounds: got 20, but hironaka always has as many as scenario\.max_rounds makes"
+    ):
         check(config.model_copy(update={"protocol": replace(config.protocol, max_rounds=20)}))
     with pytest.raises(UserError, match="less than one whole copy of 400 rounds"):
         check(experiment(max_rounds=200))
@@ -231,14 +251,29 @@ def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:
 @pytest.mark.parametrize(
     ("agents", "message"),
     [
-        ({"host": {"kind": "scripted", "player": "choose_first"}}, r"scenario\.agents\.host\.player: got choose_first, which is no host"),
-        ({"agent": {"kind": "scripted", "others": ["zeillinger"]}}, r"scenario\.agents\.agent\.others: got zeillinger, which is no agent"),
+        (
+            {"host": {"kind": "scripted", "player": "choose_first"}},
+            r"scenario\.agents\.host\.player: got choose_first, which is no host",
+        ),
+        (
+            {"agent": {"kind": "scripted", "others": ["zeillinger"]}},
+            r"scenario\.agents\.agent\.others: got zeillinger, which is no agent",
+        ),
         ({"host": {"player": "zeillinger"}}, r"scenario\.agents\.host\.player: a learned player has no use for it"),
-        ({"host": {"kind": "scripted", "encoder": "flat"}}, r"scenario\.agents\.host\.encoder: a scripted player has no use for it"),
-        ({"host": {"encoder": "flat", "point_width": 8}}, r"scenario\.agents\.host\.point_width: counts with encoder set only"),
+        (
+            {"host": {"kind": "scripted", "encoder": "flat"}},
+            r"scenario\.agents\.host\.encoder: a scripted player has no use for it",
+        ),
+        (
+            {"host": {"encoder": "flat", "point_width": 8}},
+            r"scenario\.agents\.host\.point_width: counts with encoder set only",
+        ),
         ({"host": {"depth": 3, "layers": [{"width": 8}]}}, r"scenario\.agents\.host\.depth: layers stands there too"),
         ({"prover": {}}, r"scenario\.agents\.prover: no agent of hironaka"),
-        ({"host": {"agent_lr_factor": {"actor": 1, "critic": 0.5}}}, r"scenario\.agents\.host\.agent_lr_factor: .* share a body"),
+        (
+            {"host": {"agent_lr_factor": {"actor": 1, "critic": 0.5}}},
+            r"scenario\.agents\.host\.agent_lr_factor: .* share a body",
+        ),
     ],
 )
 def test_players_that_cannot_be_are_refused_by_key(agents: dict[str, object], message: str) -> None:

@@ -43,9 +43,14 @@ def trained(out: Path, *arguments: str, settings: tuple[str, ...] = (), limit: f
 @pytest.mark.parametrize("role", ["host", "agent"])
 def test_it_trains_a_run_for_each_seed_and_plays_every_scripted_opponent(role: str, tmp_path: Path) -> None:
     sizes = tuple(f"algorithm.roles.{role}.{key}=16" for key in ("initial_rollout_size", "rollout_size"))
-    found = trained(tmp_path, "--role", role, "--iterations", "1", "--rounds", "20", "--seeds", "3", "4", settings=(*TINY, *sizes))
+    found = trained(
+        tmp_path, "--role", role, "--iterations", "1", "--rounds", "20", "--seeds", "3", "4", settings=(*TINY, *sizes)
+    )
     assert [line["seed"] for line in found] == [3, 4]
-    opponents = {"host": {"random", "choose_first", "choose_last"}, "agent": {"random", "random_all", "all_coordinates", "zeillinger"}}
+    opponents = {
+        "host": {"random", "choose_first", "choose_last"},
+        "agent": {"random", "random_all", "all_coordinates", "zeillinger"},
+    }
     for line in found:
         assert opponents[role] <= line["games"].keys()
         assert all(match["games"] >= 1 and match["standard_error"] >= 0 for match in line["games"].values())
@@ -55,7 +60,8 @@ def test_it_trains_a_run_for_each_seed_and_plays_every_scripted_opponent(role: s
 @pytest.mark.learning
 @pytest.mark.timeout(3600)
 def test_a_trained_host_ends_more_games_than_zeillingers_against_choose_first(tmp_path: Path) -> None:
-    """719 in 10,000 rounds is the published figure of Zeillinger's host, 488 that of the random one, 326 that of a trained one."""
+    """719 in 10,000 rounds is the published figure of Zeillinger's host, 488 that of the random one, 326 that of a
+    trained one."""
     (found,) = trained(tmp_path, "--role", "host", limit=3600)
     assert found["games"]["choose_first"]["games"] > 719
 
@@ -70,9 +76,12 @@ def test_a_trained_agent_holds_zeillingers_host_better_than_choose_first_does(tm
 @pytest.mark.learning
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_host_and_agent_that_learn_from_each_other_are_both_stronger_than_what_they_never_met(seed: int, tmp_path: Path) -> None:
-    """Whole numbers: the random host ends .053 games a round against choose_first, and choose_first holds Zeillinger's host to .073. A
-    match of 10,000 rounds has less of the host where a few of its games never end, which depends on the processor's rounding."""
+def test_host_and_agent_that_learn_from_each_other_are_both_stronger_than_what_they_never_met(
+    seed: int, tmp_path: Path
+) -> None:
+    """Whole numbers: the random host ends .053 games a round against choose_first, and choose_first holds Zeillinger's
+    host to .073. A match of 10,000 rounds has less of the host where a few of its games never end, which depends on the
+    processor's rounding."""
     config = load_config(ROOT / "tune_configs" / "hironaka_dqn.yaml", [f"seed={seed}"])
     run = run_experiment(config, tmp_path / "run", quiet=True)
     assert run.metrics["eval/rho/own-choose_first"] > 0.075

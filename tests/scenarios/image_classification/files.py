@@ -41,7 +41,9 @@ def encoded(pixels: np.ndarray, kind: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def table(pixels: np.ndarray, classes: Sequence[int], image: str = "image", label: str = "label", **more: Sequence[Any]) -> pa.Table:
+def table(
+    pixels: np.ndarray, classes: Sequence[int], image: str = "image", label: str = "label", **more: Sequence[Any]
+) -> pa.Table:
     """An arrow table of the hub's layout."""
     images = [{"bytes": encoded(one), "path": f"{i}.png"} for i, one in enumerate(pixels)]
     return pa.table({image: pa.array(images), label: pa.array(list(classes), pa.int64()), **more})
@@ -54,14 +56,19 @@ def write(path: Path, pixels: np.ndarray, classes: Sequence[int], **columns: Any
     return path
 
 
-def random_images(count: int = 12, size: tuple[int, int, int] = (1, 6, 7), num_classes: int = 4, seed: int = 0) -> ImageSet:
+def random_images(
+    count: int = 12, size: tuple[int, int, int] = (1, 6, 7), num_classes: int = 4, seed: int = 0
+) -> ImageSet:
     """Noise with classes 0, 1, 2 ... in turn."""
     pixels = torch.from_numpy(random_pixels(count, size, seed)).permute(0, 3, 1, 2).contiguous()
     return ImageSet(pixels, torch.arange(count) % num_classes)
 
 
 def image_scenario(
-    protocol: Protocol | str, images: ImageSet | None = None, agents: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
+    protocol: Protocol | str,
+    images: ImageSet | None = None,
+    agents: Mapping[str, Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> ImageClassification:
     """A scenario on noise; the last quarter is held out. agents: agent -> changes of the `TINY` settings."""
     protocol = build(protocol) if isinstance(protocol, str) else protocol

@@ -1,4 +1,5 @@
-"""Which of three classes an image belongs to: labels, both doors, zero knowledge, a run with its attack, and its pages."""
+"""Which of three classes an image belongs to: labels, both doors, zero knowledge, a run with its attack, and its
+pages."""
 
 import json
 from pathlib import Path
@@ -23,7 +24,9 @@ from tests.scenarios.image_classification.files import TINY, image_scenario, ran
 from tests.scenarios.image_classification.test_rules import tiny
 
 NAMES = ["nine", "three", "eight"]
-CONSULTANCY: dict[str, Any] = dict(name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4, min_rounds=2)
+CONSULTANCY: dict[str, Any] = dict(
+    name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4, min_rounds=2
+)
 DEBATE: dict[str, Any] = dict(name="debate", verdicts=NAMES, verifier_first=False, max_rounds=4, min_rounds=2)
 QUICK: dict[str, Any] = dict(seeds=1, sizes=[1], iterations=1, copies=16, continued=False, selection_instances=6)
 
@@ -50,7 +53,8 @@ def test_both_doors(protocol: dict[str, Any]) -> None:
 
 
 def test_worst_messages_for_each_wrong_verdict() -> None:
-    """The attack over all messages against every message played one by one; over all, whichever wrong verdict is argued for."""
+    """The attack over all messages against every message played one by one; over all, whichever wrong verdict is argued
+    for."""
     protocol = build("debate", verdicts=tuple(NAMES), verifier_first=False, max_rounds=2, min_rounds=2)
     scenario = image_scenario(protocol, random_images(24, num_classes=3))
     scenario.label_I = scenario.class_I
@@ -63,19 +67,25 @@ def test_worst_messages_for_each_wrong_verdict() -> None:
     found = attacked(target, AttackSettings(**QUICK))  # type: ignore[arg-type]
     ids, wrong, fooled = scenario.ids("test"), {}, {}
     for code in range(3):
-        verdict_SB = torch.stack([_verdicts(scenario, networks, code, said, ids) for said in range(-1, scenario.num_symbols)])
+        verdict_SB = torch.stack(
+            [_verdicts(scenario, networks, code, said, ids) for said in range(-1, scenario.num_symbols)]
+        )
         wrong[code], fooled[code] = (verdict_SB != scenario.label_I[ids]).any(0), (verdict_SB == code).any(0)
     any_wrong, any_fooled = torch.zeros(len(ids), dtype=torch.bool), torch.zeros(len(ids), dtype=torch.bool)
     for code, name in enumerate(NAMES):
         other_B, table = scenario.label_I[ids] != code, found["attack"][f"soundness/{name}"]
         assert table["every_message"]["estimate"] == pytest.approx(1 - float(wrong[code][other_B].float().mean()))
-        assert found[f"soundness_error/{name}"]["estimate"] == pytest.approx(float(fooled[code][other_B].float().mean()))
+        assert found[f"soundness_error/{name}"]["estimate"] == pytest.approx(
+            float(fooled[code][other_B].float().mean())
+        )
         assert (table["agents"], found[f"soundness_error/{name}"]["n"]) == ([f"prover{code}"], int(other_B.sum()))
         any_wrong |= wrong[code] & other_B
         any_fooled |= fooled[code] & other_B
     assert found["soundness_error"]["estimate"] == pytest.approx(float(any_fooled.float().mean()))
     assert found["soundness_error"]["estimate"] > 0, "or this test shows little"
-    assert found["attack"]["soundness"]["every_message"]["estimate"] == pytest.approx(1 - float(any_wrong.float().mean()))
+    assert found["attack"]["soundness"]["every_message"]["estimate"] == pytest.approx(
+        1 - float(any_wrong.float().mean())
+    )
     assert found["soundness_under_attack"]["estimate"] >= found["attack"]["soundness"]["every_message"]["estimate"]
 
 
@@ -111,7 +121,12 @@ def test_a_run_its_attack_and_its_page(tmp_path: Path) -> None:
     assert document["attack"]["soundness"]["wanted"] == NAMES
     assert {"brier", "selective"} <= document["calibration"].keys()
     page = (run / "report.html").read_text()
-    for words in ("to which class does an image belong: nine, three, eight?", "Confusion matrix", "soundness: eight", "chance (33.3"):
+    for words in (
+        "to which class does an image belong: nine, three, eight?",
+        "Confusion matrix",
+        "soundness: eight",
+        "chance (33.3",
+    ):
         assert words in page
     record = json.loads((run / "transcripts" / "000001.jsonl").read_text().splitlines()[1])
     chances = [turn["probabilities"] for part in record["rounds"] for turn in part["turns"] if "probabilities" in turn]
@@ -120,7 +135,9 @@ def test_a_run_its_attack_and_its_page(tmp_path: Path) -> None:
 
 
 def test_zero_knowledge_is_played() -> None:
-    scenario = image_scenario(build("debate", verdicts=tuple(NAMES), zero_knowledge=True, max_rounds=3), random_images(12, num_classes=3))
+    scenario = image_scenario(
+        build("debate", verdicts=tuple(NAMES), zero_knowledge=True, max_rounds=3), random_images(12, num_classes=3)
+    )
     scenario.label_I = scenario.class_I
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     rollout: Rollout = rollout_of(scenario, networks)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Feature maps of pretrained models: weights read as tensors alone, stems that fit, the cache by content, and what agents make of them.
+"""Feature maps of pretrained models: weights read as tensors alone, stems that fit, the cache by content, and what
+agents make of them.
 
 What needs timm runs where it can be imported (it needs a torchvision that was built for the installed torch).
 """
@@ -25,7 +26,13 @@ from nip_ray.play.rollout import own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.image_classification import embeddings as room
 from nip_ray.scenarios.image_classification.build import build_image_classification
-from nip_ray.scenarios.image_classification.embeddings import PretrainedModel, embeddings, feature_maps, find_model, load_weights
+from nip_ray.scenarios.image_classification.embeddings import (
+    PretrainedModel,
+    embeddings,
+    feature_maps,
+    find_model,
+    load_weights,
+)
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.seeding import generator
 from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
@@ -169,11 +176,15 @@ def weights(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def test_maps_are_computed_once_for_a_content_and_anew_for_another(tmp_path: Path, counted: list[PretrainedModel]) -> None:
+def test_maps_are_computed_once_for_a_content_and_anew_for_another(
+    tmp_path: Path, counted: list[PretrainedModel]
+) -> None:
     images, place = random_images(), tmp_path / "cache"
     model = PretrainedModel(weights(tmp_path / "a" / "w.safetensors"), "small")
     first = embeddings(model, images, place)
-    assert torch.equal(embeddings(PretrainedModel(weights(tmp_path / "b" / "other.safetensors"), "small"), images, place), first)
+    assert torch.equal(
+        embeddings(PretrainedModel(weights(tmp_path / "b" / "other.safetensors"), "small"), images, place), first
+    )
     assert len(counted) == 1  # the same content in another place
     changed = random_images()
     changed.pixels_ICHW[3, 0, 0, 0] ^= 1
@@ -212,14 +223,20 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, counted: list[P
 def with_maps(tmp_path: Path, **changes: Any) -> ImageClassification:
     agents = {
         "_default": ImageAgentSettings(**TINY),
-        "prover": ImageAgentSettings(**{**TINY, "pretrained_weights": str(weights(tmp_path / "w.safetensors"))}, **changes),
+        "prover": ImageAgentSettings(
+            **{**TINY, "pretrained_weights": str(weights(tmp_path / "w.safetensors"))}, **changes
+        ),
     }
     data = ImageDataSettings(num_train=20, num_test=8)
-    settings = ImageClassificationSettings(data=data, agents=agents, embedding_cache=str(tmp_path / "cache"), shared_body=False)
+    settings = ImageClassificationSettings(
+        data=data, agents=agents, embedding_cache=str(tmp_path / "cache"), shared_body=False
+    )
     return build_image_classification(build("nip", max_rounds=4), settings)
 
 
-def test_an_agent_with_a_pretrained_model_sees_its_maps_and_the_others_do_not(tmp_path: Path, counted: list[PretrainedModel]) -> None:
+def test_an_agent_with_a_pretrained_model_sees_its_maps_and_the_others_do_not(
+    tmp_path: Path, counted: list[PretrainedModel]
+) -> None:
     scenario = with_maps(tmp_path)
     agents = {name: scenario.build_agent(name, 0) for name in scenario.protocol.agents}
     ids = scenario.ids("test")

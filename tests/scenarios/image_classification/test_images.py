@@ -1,4 +1,5 @@
-"""Images: the digits that come with scikit-learn, files of the hub's layouts read to the pixel, splits, and every damaged file."""
+"""Images: the digits that come with scikit-learn, files of the hub's layouts read to the pixel, splits, and every
+damaged file."""
 
 import struct
 import zlib
@@ -36,7 +37,9 @@ def test_digits_are_the_real_ones_and_every_class_is_held_out_in_equal_parts() -
 
     known: Any = load_digits()
     both = np.concatenate([train.pixels_ICHW, test.pixels_ICHW])[:, 0]
-    assert sorted(image.tobytes() for image in both) == sorted(image.astype(np.uint8).tobytes() for image in known.images)
+    assert sorted(image.tobytes() for image in both) == sorted(
+        image.astype(np.uint8).tobytes() for image in known.images
+    )
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -57,7 +60,12 @@ def test_the_hubs_library_gives_the_same_as_the_files(name: str, tmp_path: Path)
     pixels = random_pixels(7, source.size)
     splits: tuple[tuple[Split, int], ...] = (("train", 7), ("test", 3))
     for split, count in splits:
-        write(tmp_path / "data" / f"{split}-00000-of-00001.parquet", pixels[:count], [i % 10 for i in range(count)], **COLUMNS[name])
+        write(
+            tmp_path / "data" / f"{split}-00000-of-00001.parquet",
+            pixels[:count],
+            [i % 10 for i in range(count)],
+            **COLUMNS[name],
+        )
     local = ImageSource(str(tmp_path), source.size, 10, image=source.image, label=source.label)
     for split, count in splits:
         found, same = from_hub(local, split), from_files(parquet_files(tmp_path, split), source)
@@ -113,19 +121,36 @@ GOOD = table(random_pixels(4, (1, 28, 28)), [0, 1, 2, 3])
 BLOB = pa.array([{"bytes": b"not an image", "path": "x"}] * 4)
 LARGER = pa.array([{"bytes": encoded(one), "path": "x"} for one in random_pixels(4, (1, 30, 28))])
 DEEP = pa.array([{"bytes": encoded(np.zeros((28, 28, 1), np.uint16)), "path": "x"}] * 4)
-PATHS = pa.array([{"bytes": None, "path": "/etc/passwd"}] * 4, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+PATHS = pa.array(
+    [{"bytes": None, "path": "/etc/passwd"}] * 4, pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+)
 BAD: dict[str, tuple[Callable[[], pa.Table], str]] = {
     "no image column": (lambda: GOOD.drop_columns("image"), "image: no such column; expected: image"),
     "no label column": (lambda: GOOD.drop_columns("label"), "label: no such column"),
     "too few": (lambda: GOOD.slice(0, 1), "has 1 images; expected: at least 2"),
-    "class too large": (lambda: replaced(GOOD, "label", pa.array([0, 1, 10, 3])), "row 3: label: got 10; expected: a class from 0 to 9"),
+    "class too large": (
+        lambda: replaced(GOOD, "label", pa.array([0, 1, 10, 3])),
+        "row 3: label: got 10; expected: a class from 0 to 9",
+    ),
     "class below zero": (lambda: replaced(GOOD, "label", pa.array([0, -1, 1, 3])), "row 2: label: got -1"),
-    "class missing": (lambda: replaced(GOOD, "label", pa.array([0, None, 1, 3], pa.int64())), "label: is no column of whole numbers"),
+    "class missing": (
+        lambda: replaced(GOOD, "label", pa.array([0, None, 1, 3], pa.int64())),
+        "label: is no column of whole numbers",
+    ),
     "class a text": (lambda: replaced(GOOD, "label", pa.array(list("0123"))), "label: is no column of whole numbers"),
-    "no encoded images": (lambda: replaced(GOOD, "image", pa.array([1, 2, 3, 4])), "image: is a int64; expected: encoded images"),
-    "a path alone": (lambda: replaced(GOOD, "image", PATHS), r"row 1: image: has no bytes \(a path alone is not followed\)"),
+    "no encoded images": (
+        lambda: replaced(GOOD, "image", pa.array([1, 2, 3, 4])),
+        "image: is a int64; expected: encoded images",
+    ),
+    "a path alone": (
+        lambda: replaced(GOOD, "image", PATHS),
+        r"row 1: image: has no bytes \(a path alone is not followed\)",
+    ),
     "damaged": (lambda: replaced(GOOD, "image", BLOB), "row 1: image: cannot be decoded"),
-    "sixteen bits": (lambda: replaced(GOOD, "image", DEEP), "row 1: image: has pixels of the kind I;16; expected: 8 bits"),
+    "sixteen bits": (
+        lambda: replaced(GOOD, "image", DEEP),
+        "row 1: image: has pixels of the kind I;16; expected: 8 bits",
+    ),
     "another size": (lambda: replaced(GOOD, "image", LARGER), "row 1: image: is 30 x 28; expected: 28 x 28"),
 }
 
@@ -144,7 +169,11 @@ def test_a_torn_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "train.parquet", random_pixels(4, (1, 28, 28)), [0, 1, 2, 3])
     path.write_bytes(path.read_bytes()[:-20])
     (tmp_path / "empty").mkdir()
-    for place, message in ((path, "cannot be read as parquet"), (tmp_path / "no", "no such file"), (tmp_path / "empty", "no .parquet")):
+    for place, message in (
+        (path, "cannot be read as parquet"),
+        (tmp_path / "no", "no such file"),
+        (tmp_path / "empty", "no .parquet"),
+    ):
         with pytest.raises(UserError, match=f"{place}.*{message}"):
             load_images(data(source="mnist", train=str(place)))
 
@@ -155,5 +184,7 @@ def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_unpacked(t
     claims[29:33] = struct.pack(">I", zlib.crc32(claims[12:29]))
     images = pa.array([{"bytes": bytes(claims), "path": None}] * 2)
     pq.write_table(pa.table({"image": images, "label": pa.array([0, 1])}), tmp_path / "bomb.parquet")
-    with pytest.raises(UserError, match=r"row 1: image: (is 60000 x 60000|cannot be decoded \(DecompressionBombError\))"):
+    with pytest.raises(
+        UserError, match=r"row 1: image: (is 60000 x 60000|cannot be decoded \(DecompressionBombError\))"
+    ):
         load_images(data(source="files", train=str(tmp_path / "bomb.parquet")))

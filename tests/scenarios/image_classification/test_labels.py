@@ -49,14 +49,18 @@ def test_select_two_takes_the_first_class_as_0_and_the_second_as_1(
     assert [label_K.index(0), label_K.index(1)] == list(expected)
     assert label_K.count(-1) == 8
     images = random_images(40, num_classes=10)
-    index_K, made_K = labelled(images, settings(source=source, binarisation="select_two", selected_classes=chosen), "train")
+    index_K, made_K = labelled(
+        images, settings(source=source, binarisation="select_two", selected_classes=chosen), "train"
+    )
     assert images.class_I[index_K].tolist() == [expected[y] for y in made_K.tolist()]
 
 
 def test_random_labels_follow_from_the_seed_alone_and_differ_by_split() -> None:
     images = random_images(200)
     made = {
-        (seed, split): labelled(images, settings(binarisation="random", binarisation_seed=seed, balanced=False), split)[1]
+        (seed, split): labelled(images, settings(binarisation="random", binarisation_seed=seed, balanced=False), split)[
+            1
+        ]
         for seed in (0, 1)
         for split in ("train", "test")
     }
@@ -86,8 +90,14 @@ def test_what_cannot_be_is_refused() -> None:
     images = uneven()
     cases = [
         (settings(num_train=1000), r"num_train: got 1000, but there are \d+ train images"),
-        (settings(binarisation="select_two", selected_classes=(0, 4)), "selected_classes: got 4, but there are 4 classes, use 0 to 3"),
-        (settings(source="digits", binarisation="select_two", selected_classes=(8, 9)), "no train image has the label 0 under select_two"),
+        (
+            settings(binarisation="select_two", selected_classes=(0, 4)),
+            "selected_classes: got 4, but there are 4 classes, use 0 to 3",
+        ),
+        (
+            settings(source="digits", binarisation="select_two", selected_classes=(8, 9)),
+            "no train image has the label 0 under select_two",
+        ),
     ]
     for given, message in cases:
         with pytest.raises(UserError, match=message):
@@ -98,7 +108,9 @@ def test_held_out_images_cannot_change_the_labels_of_classes(tmp_path: Path) -> 
     pixels = random_pixels(24, (1, 5, 5))
     train = write(tmp_path / "train.parquet", pixels, [i % 4 for i in range(24)])
     test = write(tmp_path / "test.parquet", pixels, [i % 5 for i in range(24)])
-    with pytest.raises(UserError, match=r"scenario.data.test: has the class 4, but merge makes labels of .* 0 to 3; leave it out"):
+    with pytest.raises(
+        UserError, match=r"scenario.data.test: has the class 4, but merge makes labels of .* 0 to 3; leave it out"
+    ):
         image_data(settings(train=str(train), test=str(test)))
     assert len(image_data(settings(train=str(train), test=str(test), binarisation="select_two")).label_I) > 0
 

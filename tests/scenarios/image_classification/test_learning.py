@@ -14,7 +14,9 @@ SEEDS = (0, 1, 2)
 def accuracy(folder: Path, name: str, seed: int, *overrides: str) -> float:
     """On held-out images, at the end of a run."""
     settings = [f"seed={seed}", "evaluation.interval=0", "evaluation.attack.enabled=false", *overrides]
-    return run_experiment(load_config(CONFIGS / f"{name}.yaml", settings), folder, quiet=True).metrics["eval/verifier/accuracy"]
+    return run_experiment(load_config(CONFIGS / f"{name}.yaml", settings), folder, quiet=True).metrics[
+        "eval/verifier/accuracy"
+    ]
 
 
 @pytest.mark.learning

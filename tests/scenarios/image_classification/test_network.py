@@ -1,4 +1,5 @@
-"""Bodies and heads: sizes, equations written out by hand, initialisation with its published defect, and the agent that plays at random."""
+"""Bodies and heads: sizes, equations written out by hand, initialisation with its published defect, and the agent that
+plays at random."""
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def learned(scenario: ImageClassification, agent: str, seed: int = 0) -> ImageAg
 
 
 @pytest.mark.parametrize(("size", "grid"), [((9, 7), (4, 3)), ((7, 5), (7, 1)), ((28, 30), (3, 7))])
-def test_means_of_parts_are_of_the_pixels_that_the_part_is_drawn_on(size: tuple[int, int], grid: tuple[int, int]) -> None:
+def test_means_of_parts_are_of_the_pixels_that_the_part_is_drawn_on(
+    size: tuple[int, int], grid: tuple[int, int]
+) -> None:
     x = torch.rand(2, 3, *size)
     drawn_HW = scaled_to(torch.arange(grid[0] * grid[1]).view(1, 1, *grid).float(), *size)[0, 0]
     means = torch.stack([x[:, :, drawn_HW == part].mean(2) for part in range(grid[0] * grid[1])], 2)
@@ -64,11 +67,15 @@ def test_the_value_head_is_initialised_like_the_others_unless_the_published_defe
     for legacy in (False, True):
         scenario = image_scenario("nip", agents={"verifier": dict(legacy_value_initialisation=legacy)})
         network = learned(scenario, "verifier", seed=3)
-        biases = [layer.bias for layer in (*network.value_head, *network.pixel_selector) if isinstance(layer, nn.Linear)]
+        biases = [
+            layer.bias for layer in (*network.value_head, *network.pixel_selector) if isinstance(layer, nn.Linear)
+        ]
         assert [bool(bias.eq(0).all()) for bias in biases] == [not legacy, not legacy, True, True]
         first = network.value_head[0]
         assert isinstance(first, nn.Linear)
-        square = first.weight @ first.weight.T if first.out_features < first.in_features else first.weight.T @ first.weight
+        square = (
+            first.weight @ first.weight.T if first.out_features < first.in_features else first.weight.T @ first.weight
+        )
         assert torch.allclose(square, torch.eye(len(square)), atol=1e-5) == (not legacy)
         assert first.weight.requires_grad
 
@@ -90,4 +97,6 @@ def test_learning_rate_factors_go_to_the_parts_that_they_name() -> None:
     changes = dict(agent_lr_factor=LrFactors(0.5, 0.25), body_lr_factor=LrFactors(0.1, 2.0))
     network = learned(image_scenario("nip", agents={"verifier": changes}), "verifier")
     found = {(group.part, group.name): group.lr_factor for group in network.groups()}
-    assert found == pytest.approx({("actor", "body"): 0.05, ("critic", "body"): 0.5, ("actor", "heads"): 0.5, ("critic", "heads"): 0.25})
+    assert found == pytest.approx(
+        {("actor", "body"): 0.05, ("critic", "body"): 0.5, ("actor", "heads"): 0.5, ("critic", "heads"): 0.25}
+    )

@@ -1,5 +1,6 @@
-"""Images under every protocol and every learning rule, at a tiny size: trains, is saved, restored and continues exactly, is examined; and
-through both doors: RLlib's one-copy env keeps RLlib's contract and plays what the batched core plays. Graphs have all pairs of both."""
+"""Images under every protocol and every learning rule, at a tiny size: trains, is saved, restored and continues
+exactly, is examined; and through both doors: RLlib's one-copy env keeps RLlib's contract and plays what the batched
+core plays. Graphs have all pairs of both."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,13 +16,17 @@ from tests.scenarios.image_classification.files import TINY
 from tests.tiers import thinned
 
 PAIRS = diagonal(PROOFS)
-SEEN_BY_ENV = [protocol for protocol in PROOFS if not protocol.get("zero_knowledge")]  # similarity cannot be paid from actions alone
+# similarity cannot be paid from actions alone
+SEEN_BY_ENV = [protocol for protocol in PROOFS if not protocol.get("zero_knowledge")]
 
 
 def tiny(protocol: Mapping[str, Any], rule: Mapping[str, Any]) -> ExperimentConfig:
-    """Each protocol with a variety of its own: residual bodies, two kinds of messages, a central critic, a coarse sight."""
+    """Each protocol with a variety of its own: residual bodies, two kinds of messages, a central critic, a coarse
+    sight."""
     agents: dict[str, Any] = {"_default": TINY}
-    task: dict[str, Any] = dict(name="image_classification", data=dict(num_train=40, num_test=10), num_normalization_steps=64)
+    task: dict[str, Any] = dict(
+        name="image_classification", data=dict(num_train=40, num_test=10), num_normalization_steps=64
+    )
     if protocol["name"] == "debate":
         task |= dict(message_size=2, linear_symbols=3, num_block_groups=2)
     if protocol["name"] == "mnip":
@@ -31,12 +36,16 @@ def tiny(protocol: Mapping[str, Any], rule: Mapping[str, Any]) -> ExperimentConf
     algorithm = {"num_epochs": 1, **rule, "minibatch_size": 16}
     play = dict(num_copies=16)
     return ExperimentConfig.model_validate(
-        dict(protocol=dict(protocol), scenario={**task, "agents": agents}, algorithm=algorithm, play=play, iterations=10)
+        dict(
+            protocol=dict(protocol), scenario={**task, "agents": agents}, algorithm=algorithm, play=play, iterations=10
+        )
     )
 
 
 @pytest.mark.parametrize(("protocol", "rule"), thinned(PAIRS, 2), ids=[f"{game_id(p)}-{rule_id(r)}" for p, r in PAIRS])
-def test_every_protocol_and_every_rule_goes_on_exactly(protocol: dict[str, Any], rule: dict[str, Any], tmp_path: Path) -> None:
+def test_every_protocol_and_every_rule_goes_on_exactly(
+    protocol: dict[str, Any], rule: dict[str, Any], tmp_path: Path
+) -> None:
     goes_on_exactly(tiny(protocol, rule), tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""A whole run on real digits, with pretraining and message regression: resumed, it gives the numbers of one that was never stopped."""
+"""A whole run on real digits, with pretraining and message regression: resumed, it gives the numbers of one that was
+never stopped."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Image classification in play: what each agent sees, entry by entry; what a coarse sight hides; every protocol; ids, groups, pictures."""
+"""Image classification in play: what each agent sees, entry by entry; what a coarse sight hides; every protocol; ids,
+groups, pictures."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,9 @@ def slow_counts(tokens: Tensor, rounds: int, reads: list[int], width: int, symbo
 
 @pytest.mark.parametrize("protocol", PROOFS, ids=game_id)
 @pytest.mark.parametrize("options", [{}, SPEECH], ids=["plain", "speech"])
-def test_every_agent_sees_what_was_said_where_it_reads_and_nothing_else(protocol: dict[str, Any], options: dict[str, int]) -> None:
+def test_every_agent_sees_what_was_said_where_it_reads_and_nothing_else(
+    protocol: dict[str, Any], options: dict[str, int]
+) -> None:
     scenario = made(protocol, **options)
     check(scenario.protocol)
     rollout, width = played(scenario), scenario.message_size
@@ -77,7 +80,8 @@ def test_every_protocol_finds_a_scenario_that_keeps_its_promises(protocol: dict[
 
 
 def slow_sight(scenario: ImageClassification, whole_CHW: Tensor, named: set[int]) -> Tensor:
-    """Every part its mean, but for those named; the parts are what a map of the grid looks like when it is drawn as large as the image."""
+    """Every part its mean, but for those named; the parts are what a map of the grid looks like when it is drawn as
+    large as the image."""
     seen = whole_CHW.clone()
     parts = torch.arange(scenario.num_symbols).view(1, 1, *scenario.grid)
     drawn_HW = F.interpolate(parts.float(), whole_CHW.shape[1:], mode="nearest")[0, 0]
@@ -144,7 +148,9 @@ def test_a_run_can_be_examined_on_a_file_of_images(tmp_path: Path) -> None:
     assert torch.allclose(found["pixels"], torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255)
     own = build_image_classification(build("nip"), given)
     content = [made.instance_content(made.ids("train")) for made in (own, scenario)]
-    assert torch.allclose(content[0]["pixels"], content[1]["pixels"], atol=0.5 / 255), "training images stay the run's own"
+    assert torch.allclose(content[0]["pixels"], content[1]["pixels"], atol=0.5 / 255), (
+        "training images stay the run's own"
+    )
     assert not own.occurring().any()
     assert scenario.occurring().tolist() == [False] * 6
     label = {int(c): int(y) for c, y in zip(own.class_I, own.label_I, strict=True)}
@@ -154,9 +160,15 @@ def test_a_run_can_be_examined_on_a_file_of_images(tmp_path: Path) -> None:
 def test_what_cannot_be_built_is_refused_with_its_key() -> None:
     protocol = build("nip")
     cases = [
-        (ImageClassificationSettings(num_block_groups=4), "num_block_groups: got 4, but nothing would be left of 8 x 8 x 1, use at most 3"),
+        (
+            ImageClassificationSettings(num_block_groups=4),
+            "num_block_groups: got 4, but nothing would be left of 8 x 8 x 1, use at most 3",
+        ),
         (ImageClassificationSettings(agents={"judge": ImageAgentSettings()}), r"\['judge'\] do not play 'nip'"),
-        (ImageClassificationSettings(agents={"prover": ImageAgentSettings(pretrained_weights="/no/such")}), "/no/such: no weights here"),
+        (
+            ImageClassificationSettings(agents={"prover": ImageAgentSettings(pretrained_weights="/no/such")}),
+            "/no/such: no weights here",
+        ),
         (ImageClassificationSettings(data=ImageDataSettings(num_train=10_000)), "num_train: got 10000"),
     ]
     for settings, message in cases:

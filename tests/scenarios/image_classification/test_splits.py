@@ -84,4 +84,6 @@ def test_of_a_downloaded_repository_only_the_subset_is_read(tmp_path: Path) -> N
         (tmp_path / f"{name}.parquet").write_bytes(b"")
     for test in (None, str(tmp_path)):
         train, held_out = files_of(ImageDataSettings(source="svhn", train=str(tmp_path), test=test))
-        assert [str(file.relative_to(tmp_path)) for file in (*train, *held_out)] == [f"{name}.parquet" for name in names[1:3]]
+        assert [str(file.relative_to(tmp_path)) for file in (*train, *held_out)] == [
+            f"{name}.parquet" for name in names[1:3]
+        ]

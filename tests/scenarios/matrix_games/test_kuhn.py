@@ -1,4 +1,5 @@
-"""Kuhn poker: every line of play in every deal, and exploitability against known equilibria, hand values and enumeration."""
+"""Kuhn poker: every line of play in every deal, and exploitability against known equilibria, hand values and
+enumeration."""
 
 from itertools import permutations, product
 
@@ -13,7 +14,13 @@ from nip_ray.scenarios.matrix_games.kuhn import DEALS, KuhnPoker, best_response_
 from nip_ray.scenarios.matrix_games.scenario import MatrixGame, build_matrix_game
 from nip_ray.settings.matrix_games import MatrixGameSettings
 
-LINES: dict[str, tuple[int, bool]] = {"pp": (1, True), "pbp": (-1, False), "pbb": (2, True), "bp": (1, False), "bb": (2, True)}
+LINES: dict[str, tuple[int, bool]] = {
+    "pp": (1, True),
+    "pbp": (-1, False),
+    "pbb": (2, True),
+    "bp": (1, False),
+    "bb": (2, True),
+}
 """Passes and bets in order -> (what player0 gets, whether only with the higher card, else it pays as much)."""
 
 
@@ -86,7 +93,9 @@ def test_every_line_in_every_deal() -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.25, 1 / 3])
 def test_equilibria_cannot_be_exploited(alpha: float) -> None:
     figures = KuhnPoker().figures(equilibrium(alpha))
-    assert figures == pytest.approx({"player0/value": -1 / 18, "player1/value": 1 / 18, "exploitability": 0.0}, abs=1e-12)
+    assert figures == pytest.approx(
+        {"player0/value": -1 / 18, "player1/value": 1 / 18, "exploitability": 0.0}, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

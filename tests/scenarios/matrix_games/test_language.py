@@ -1,4 +1,5 @@
-"""Kuhn poker between language models: paid as between networks, strategies read off probabilities, and runs without a verifier."""
+"""Kuhn poker between language models: paid as between networks, strategies read off probabilities, and runs without a
+verifier."""
 
 import asyncio
 import json
@@ -42,7 +43,9 @@ def spoken(scenario: KuhnPokerInWords, number: int, replies: list[str]) -> Dialo
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_line_of_every_deal_pays_as_between_networks(line: str) -> None:
-    words = {"pp": "check check", "pbp": "check bet fold", "pbb": "check bet call", "bp": "bet fold", "bb": "bet call"}[line]
+    words = {"pp": "check check", "pbp": "check bet fold", "pbb": "check bet call", "bp": "bet fold", "bb": "bet call"}[
+        line
+    ]
     for number, cards in enumerate(permutations(range(3), 2)):
         dialogue = spoken(poker(), number, words.split())
         assert (dialogue.total("player0"), dialogue.total("player1")) == (pay(line, cards), -pay(line, cards))
@@ -61,7 +64,9 @@ def test_what_is_no_word_is_asked_again_and_at_last_passes() -> None:
 
 def test_a_chat_says_what_its_player_may_know() -> None:
     scenario = poker()
-    chats = {(player, state): scenario.chat(dialogue, f"player{player}") for player, state, dialogue in information_sets()}
+    chats = {
+        (player, state): scenario.chat(dialogue, f"player{player}") for player, state, dialogue in information_sets()
+    }
     assert [(message["role"], message["content"]) for message in chats[0, 3]] == [
         ("system", "Kuhn poker. Your card: queen."),
         ("user", "check or bet?"),
@@ -77,7 +82,9 @@ def test_exploitability_is_that_of_the_tables() -> None:
 
     def table(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
         found = [places[str(chat)] for chat in chats]
-        return [[float(known[player][state, int(reply in ("bet", "call"))]) for reply in replies] for player, state in found]
+        return [
+            [float(known[player][state, int(reply in ("bet", "call"))]) for reply in replies] for player, state in found
+        ]
 
     figures = poker().exact_figures(ITEMS, table)
     assert figures["exploitability"] == pytest.approx(0, abs=1e-9)
@@ -95,14 +102,23 @@ def test_a_run_has_players_and_no_verifier(rule: str, tmp_path: Path) -> None:
         "iterations": 2,
         "protocol": {"name": "kuhn_poker"},
         "scenario": {"name": "matrix_game", "agents": {"_default": {"provider": "nobody"}}},
-        "algorithm": {"name": rule, "rollouts_per_iteration": 12, "format_warmup": 4, "fine_tuning": {"min_examples": 1}},
+        "algorithm": {
+            "name": rule,
+            "rollouts_per_iteration": 12,
+            "format_warmup": 4,
+            "fine_tuning": {"min_examples": 1},
+        },
         "providers": {"nobody": {"name": "dummy"}},
     }
     config = config_from_dict(data)
     assert isinstance(config, TextExperimentConfig)
     run_experiment(config, tmp_path / "run", quiet=True)
     with RunFolder.open(tmp_path / "run") as folder:
-        row, transcripts, record = folder.metrics()[-1], folder.read_transcripts("test-000002"), folder.read_json("evaluation.json")
+        row, transcripts, record = (
+            folder.metrics()[-1],
+            folder.read_transcripts("test-000002"),
+            folder.read_json("evaluation.json"),
+        )
     assert row["eval_sampled/player0/return"] == -row["eval_sampled/player1/return"]
     assert not [key for key in (*row, *record["sampled"]) if "verifier" in key]
     assert not record["held_out"]
@@ -111,13 +127,18 @@ def test_a_run_has_players_and_no_verifier(rule: str, tmp_path: Path) -> None:
     assert "jack" in (tmp_path / "run" / "report.html").read_text()
     with pytest.raises(UserError, match=r"plays matrix_game, and what judges ask is of code_validation"):
         judge_run(tmp_path / "run", dry_run=True)
-    assert [json.loads(line)["id"] for line in (tmp_path / "run" / "items" / "test.jsonl").read_text().splitlines()] == list(range(6))
+    assert [
+        json.loads(line)["id"] for line in (tmp_path / "run" / "items" / "test.jsonl").read_text().splitlines()
+    ] == list(range(6))
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"protocol": {"name": "matrix_game"}}, "protocol.name: got matrix_game, but kuhn_poker is played under kuhn_poker"),
+        (
+            {"protocol": {"name": "matrix_game"}},
+            "protocol.name: got matrix_game, but kuhn_poker is played under kuhn_poker",
+        ),
         ({"protocol": {"name": "nip"}}, "protocol.name: got nip, but matrix_game is played under"),
         (
             {"algorithm": {"name": "expert_iteration", "guess_replacement": 0.5}},

@@ -17,7 +17,9 @@ from nip_ray.scenarios.matrix_games.scenario import MatrixGame, build_matrix_gam
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.matrix_games import MatrixAgentSettings, MatrixGameSettings, protocol_of
 
-WIDE: dict[str, Any] = dict(game="bimatrix", payoffs0=((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)), payoffs1=((0.5, 0.0, -1.0), (9.0, 8.0, 7.0)))
+WIDE: dict[str, Any] = dict(
+    game="bimatrix", payoffs0=((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)), payoffs1=((0.5, 0.0, -1.0), (9.0, 8.0, 7.0))
+)
 GAMES: list[dict[str, Any]] = [
     WIDE,
     dict(game="matching_pennies"),
@@ -41,12 +43,17 @@ def networks_of(scenario: MatrixGame, seed: int = 0) -> dict[str, nn.Module]:
 def rollout_of(scenario: MatrixGame, networks: dict[str, nn.Module], count: int, seed: int = 0) -> Rollout:
     noise = torch.Generator().manual_seed(seed)
     return play_rollout(
-        BatchedPlay(scenario), networks, instance_ids(scenario, "train", seed, 0, count), episode_seeds(seed, 0, count), noise
+        BatchedPlay(scenario),
+        networks,
+        instance_ids(scenario, "train", seed, 0, count),
+        episode_seeds(seed, 0, count),
+        noise,
     )
 
 
 def played(scenario: MatrixGame, moves: list[tuple[int, int]]) -> tuple[list[list[float]], list[tuple[int, int]]]:
-    """Play the joint moves; returns what each round paid, and each player's state before every round and after the last."""
+    """Play the joint moves; returns what each round paid, and each player's state before every round and after the
+    last."""
     play = BatchedPlay(scenario)
     play.reset(torch.tensor([3]), torch.tensor([0]))
     copy, paid, states = torch.tensor([0]), [], []
@@ -69,7 +76,8 @@ EXPECTED = {
     "matching_pennies": PENNIES,
     "prisoners_dilemma": DILEMMA,
     "tandem": {
-        (i, j): (2 * GRID[i] - (GRID[i] + GRID[j]) ** 2, 2 * GRID[j] - (GRID[i] + GRID[j]) ** 2) for i, j in product(range(5), repeat=2)
+        (i, j): (2 * GRID[i] - (GRID[i] + GRID[j]) ** 2, 2 * GRID[j] - (GRID[i] + GRID[j]) ** 2)
+        for i, j in product(range(5), repeat=2)
     },
 }
 
@@ -113,7 +121,9 @@ def test_policy_and_value_share_nothing(hidden: int) -> None:
     obs = {"features": torch.eye(7), "speaks": torch.ones(7, 1, dtype=torch.bool)}
     policy, value = agent(obs)
     assert all(g is None for g in torch.autograd.grad(value.sum(), groups["actor"].parameters, allow_unused=True))
-    assert all(g is None for g in torch.autograd.grad(policy.entropy().sum(), groups["critic"].parameters, allow_unused=True))
+    assert all(
+        g is None for g in torch.autograd.grad(policy.entropy().sum(), groups["critic"].parameters, allow_unused=True)
+    )
     assert {id(p) for p in agent.body().parameters()} < actor if hidden else not list(agent.body().parameters())
 
 
@@ -157,8 +167,14 @@ def test_figures_of_matching_pennies() -> None:
     set_logits(networks["player0"], torch.tensor([[0.8, 0.2]]).log())
     set_logits(networks["player1"], torch.tensor([[0.4, 0.6]]).log())
     figures = scenario.exact_figures(networks)
-    # the best answers: player0 shows tails (0.2), player1 tails (0.6); 0.8 x 0.4 + 0.2 x 0.6 is the share of equal coins
-    expected = {"player0/value": -0.12, "player1/value": 0.12, "exploitability": (0.2 + 0.6) / 2, "distance_to_nash": 0.3}
+    # the best answers: player0 shows tails (0.2), player1 tails (0.6); 0.8 x 0.4 + 0.2 x 0.6 is the share of equal
+    # coins
+    expected = {
+        "player0/value": -0.12,
+        "player1/value": 0.12,
+        "exploitability": (0.2 + 0.6) / 2,
+        "distance_to_nash": 0.3,
+    }
     assert figures == pytest.approx(expected, abs=1e-6)
     uniform = scenario_of(dict(game="matching_pennies"), initial_scale=0.0)
     assert uniform.exact_figures(networks_of(uniform))["distance_to_nash"] == 0
@@ -172,5 +188,6 @@ def test_figures_of_the_dilemma_name_the_states() -> None:
     figures = scenario.exact_figures(networks)
     states = {"start": 1, "CC": 1, "CD": 0, "DC": 1, "DD": 0}
     expected = {f"player{p}/cooperation/{state}": chance for p in (0, 1) for state, chance in states.items()}
-    expected |= {"player0/value": -1.0, "player1/value": -1.0, "exploitability": 0.1}  # by defecting in the last of ten rounds
+    # by defecting in the last of ten rounds
+    expected |= {"player0/value": -1.0, "player1/value": -1.0, "exploitability": 0.1}
     assert figures == pytest.approx(expected, abs=1e-9)

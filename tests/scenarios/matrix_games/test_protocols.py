@@ -30,7 +30,10 @@ USELESS: list[tuple[str, Any]] = [
 
 def config(protocol: Data | None = None, scenario: Data | None = None, **groups: Data) -> Data:
     """A prisoner's dilemma, changed."""
-    made = {"protocol": {"name": "matrix_game", **(protocol or {})}, "scenario": {"name": "matrix_game", **(scenario or {})}}
+    made = {
+        "protocol": {"name": "matrix_game", **(protocol or {})},
+        "scenario": {"name": "matrix_game", **(scenario or {})},
+    }
     return made | {"play": {"num_copies": 64}, **groups}
 
 
@@ -44,7 +47,10 @@ def bimatrix(payoffs0: Any = ((1, 2), (3, 4)), payoffs1: Any = ((1, 2), (3, 4)),
 
 def test_a_game_pays_as_its_judge_says_and_nothing_after_the_end() -> None:
     protocol = build("matrix_game", max_rounds=2)
-    state, decision_BA = start(protocol, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)), torch.full((2, 2), 2)
+    state, decision_BA = (
+        start(protocol, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)),
+        torch.full((2, 2), 2),
+    )
     reward_BA = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
     with pytest.raises(ValueError, match="scenario must judge"):
         step(protocol, state, decision_BA)
@@ -73,15 +79,39 @@ def test_parameters_of_proofs_are_refused(name: str, key: str, value: Any) -> No
     ("data", "key", "said"),
     [
         (kuhn({"max_rounds": 4}), "protocol.max_rounds", "always has 3"),
-        (config({"name": "nip"}), "protocol.name", "matrix_game is played under the protocol matrix_game or kuhn_poker only"),
+        (
+            config({"name": "nip"}),
+            "protocol.name",
+            "matrix_game is played under the protocol matrix_game or kuhn_poker only",
+        ),
         (config({"name": "message_game"}), "scenario.name", "played in message_game only"),
-        (config(scenario={"name": "graph_isomorphism"}), "scenario.name", "the protocol matrix_game is played in matrix_game only"),
-        (config(scenario={"game": "kuhn_poker"}), "protocol.name", "got matrix_game, but kuhn_poker is played under kuhn_poker"),
+        (
+            config(scenario={"name": "graph_isomorphism"}),
+            "scenario.name",
+            "the protocol matrix_game is played in matrix_game only",
+        ),
+        (
+            config(scenario={"game": "kuhn_poker"}),
+            "protocol.name",
+            "got matrix_game, but kuhn_poker is played under kuhn_poker",
+        ),
         (kuhn(game="tandem"), "protocol.name", "got kuhn_poker, but tandem is played under matrix_game"),
         (config(scenario={"agents": {"player2": {}}}), "scenario.agents.player2", "did you mean player1?"),
-        (config(scenario={"agents": {"_default": {"kind": "random"}}}), "scenario.agents", "nobody learns (player0, player1)"),
-        (config(scenario={"agents": {"player0": {"initial_scale": float("inf")}}}), "scenario.agents.player0.initial_scale", "finite"),
-        (config(scenario={"tandem_actions": 5}), "scenario.tandem_actions", "prisoners_dilemma has no use for it (only tandem)"),
+        (
+            config(scenario={"agents": {"_default": {"kind": "random"}}}),
+            "scenario.agents",
+            "nobody learns (player0, player1)",
+        ),
+        (
+            config(scenario={"agents": {"player0": {"initial_scale": float("inf")}}}),
+            "scenario.agents.player0.initial_scale",
+            "finite",
+        ),
+        (
+            config(scenario={"tandem_actions": 5}),
+            "scenario.tandem_actions",
+            "prisoners_dilemma has no use for it (only tandem)",
+        ),
         (config(scenario={"payoffs1": [[1]]}), "scenario.payoffs1", "no use for it (only bimatrix)"),
         (bimatrix(payoffs0=[]), "scenario.payoffs0", "got [], expected a row for each move of player0"),
         (bimatrix(payoffs1=[[], []]), "scenario.payoffs1", "got [[], []], expected a row"),

@@ -67,8 +67,12 @@ def test_every_key_is_documented(finished: tuple[str, ExperimentResult]) -> None
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     known = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     known += [key.replace("eval/", "eval_sampled/") for key in known if key.endswith(("/return", "episode_length"))]
-    shapes = [re.escape(key).replace("<agent>", r"player[01]").replace("<state>", "(start|CC|CD|DC|DD)") for key in known]
-    assert not {key for row in rows_of(finished[1]) for key in row if not any(re.fullmatch(shape, key) for shape in shapes)}
+    shapes = [
+        re.escape(key).replace("<agent>", r"player[01]").replace("<state>", "(start|CC|CD|DC|DD)") for key in known
+    ]
+    assert not {
+        key for row in rows_of(finished[1]) for key in row if not any(re.fullmatch(shape, key) for shape in shapes)
+    }
 
 
 def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -> None:
@@ -77,7 +81,12 @@ def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -
     sentence = find(read_run(result.run_dir)).sentence
     assert sentence.startswith("Computed exactly from the policies: player0/value")
     assert figure in sentence
-    page = (result.run_dir / "report.html").read_text(encoding="utf-8").replace("verdicts: [", "").replace("verdict_gradient: ", "")
+    page = (
+        (result.run_dir / "report.html")
+        .read_text(encoding="utf-8")
+        .replace("verdicts: [", "")
+        .replace("verdict_gradient: ", "")
+    )
     assert figure in page
     for word in ("verdict", "held-out evaluation was", "Soundness", "wrong</span>"):
         assert word not in page
@@ -86,7 +95,9 @@ def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("name", "figure"), [("kuhn_poker", "eval/exploitability"), ("matching_pennies", "eval/distance_to_nash")])
+@pytest.mark.parametrize(
+    ("name", "figure"), [("kuhn_poker", "eval/exploitability"), ("matching_pennies", "eval/distance_to_nash")]
+)
 def test_self_play_comes_to_rest_near_an_equilibrium(name: str, figure: str, seed: int, tmp_path: Path) -> None:
     config = load_config(ROOT / "tune_configs" / f"{name}.yaml", [f"seed={seed}", "runtime.num_threads=1"])
     assert run_experiment(config, tmp_path / "run", quiet=True).metrics[figure] <= 0.05
@@ -117,7 +128,9 @@ def test_with_the_past_and_entropy_players_stay_near_the_equilibrium(game: str) 
     last, mean = exploitabilities("rock_paper_scissors", f"scenario.game={game}")
     assert max(last[len(last) // 10 :]) <= 0.05
     assert mean <= 0.05
-    last, _ = exploitabilities("rock_paper_scissors", f"scenario.game={game}", "algorithm.entropy_coefficient=0", "opponents=null")
+    last, _ = exploitabilities(
+        "rock_paper_scissors", f"scenario.game={game}", "algorithm.entropy_coefficient=0", "opponents=null"
+    )
     assert max(last[len(last) // 2 :]) > 0.3
 
 

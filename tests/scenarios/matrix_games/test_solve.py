@@ -15,7 +15,9 @@ def random_game(first: int, second: int, seed: int = 0) -> tuple[Tensor, Tables]
     """Payoffs (2, n, m) and two random policies with memory one."""
     draw = torch.Generator().manual_seed(seed)
     pay = torch.randn(2, first, second, dtype=torch.float64, generator=draw)
-    logits = [2 * torch.randn(1 + first * second, moves, dtype=torch.float64, generator=draw) for moves in (first, second)]
+    logits = [
+        2 * torch.randn(1 + first * second, moves, dtype=torch.float64, generator=draw) for moves in (first, second)
+    ]
     return pay, (logits[0].softmax(-1), logits[1].softmax(-1))
 
 
@@ -54,7 +56,9 @@ def slow_best(pay: Tensor, tables: Tables, player: int, rounds: int, last: tuple
         value = 0.0
         for answer in range(shape[1 - player]):
             joint = (own, answer) if player == 0 else (answer, own)
-            value += float(other[answer]) * (float(pay[player][joint]) + slow_best(pay, tables, player, rounds - 1, joint))
+            value += float(other[answer]) * (
+                float(pay[player][joint]) + slow_best(pay, tables, player, rounds - 1, joint)
+            )
         values.append(value)
     return max(values)
 

@@ -15,7 +15,9 @@ ROUNDS, SYMBOLS, SECRETS = 8, 5, 6
 
 def game(kind: str = "learned", secrets: int = SECRETS) -> MessageGame:
     agents = {"_default": MessageAgentSettings(kind=kind, hidden=16)}  # type: ignore[arg-type]
-    return build_message_game(build("message_game"), MessageGameSettings(num_symbols=SYMBOLS, num_secrets=secrets, agents=agents))
+    return build_message_game(
+        build("message_game"), MessageGameSettings(num_symbols=SYMBOLS, num_secrets=secrets, agents=agents)
+    )
 
 
 def dialogue(count: int, seed: int = 0) -> Tensor:

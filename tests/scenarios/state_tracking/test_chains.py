@@ -61,7 +61,9 @@ def test_chains_are_drawn_apart_with_half_of_the_claims_true() -> None:
     chains = draw_chains(settings, 0)
     contents = chains.contents()
     assert len(set(contents)) == 1100, "of 1280 that there are"
-    for (start, *moves), states, claim, label in zip(contents, *(x.tolist() for x in (chains.state_IP, chains.claim_I, chains.label_I))):
+    for (start, *moves), states, claim, label in zip(
+        contents, *(x.tolist() for x in (chains.state_IP, chains.claim_I, chains.label_I))
+    ):
         for move, before, after in zip(moves, states, states[1:], strict=False):
             assert GENERATORS[move][before] == after
         assert (states[0], states[-1] == claim) == (start, bool(label))
@@ -73,7 +75,9 @@ def test_chains_are_drawn_apart_with_half_of_the_claims_true() -> None:
     assert int(off[1:].min()) > 100, "uniform over the other four"
     assert torch.equal(draw_chains(settings, 0).claim_I, chains.claim_I)
     assert not torch.equal(draw_chains(settings, 1).move_IT, chains.move_IT)
-    with pytest.raises(UserError, match=r"scenario.num_train: 79 and 2 chains, but there are only 80 .*2 moves out of 4"):
+    with pytest.raises(
+        UserError, match=r"scenario.num_train: 79 and 2 chains, but there are only 80 .*2 moves out of 4"
+    ):
         draw_chains(ChainSettings(length=2, num_train=79, num_test=2), 0)
 
 
@@ -83,7 +87,8 @@ def one(chances: Chances, *position: int) -> list[float]:
 
 @pytest.mark.parametrize("length", [2, 4])
 def test_bisection_equals_brute_force(length: int) -> None:
-    """Strategies are tried one by one; each is played along every path. A second commitment may depend on all that came before."""
+    """Strategies are tried one by one; each is played along every path. A second commitment may depend on all that came
+    before."""
     chains, right, accepts, commits = drawn(length), arbitrary(1), arbitrary(2), arbitrary(3, outputs=5)
     worst, least = worst_acceptance(chains, right, accepts), least_acceptance(chains, commits, accepts)
     for item, (start, claim) in enumerate(zip(chains.state_IP[:, 0].tolist(), chains.claim_I.tolist(), strict=True)):
@@ -133,7 +138,9 @@ def test_closed_forms(length: int) -> None:
     chains = drawn(length, 30)
     true, accepts = chains.label_I.double(), perfect(chains)
     assert torch.equal(worst_acceptance(chains, truthful(chains), accepts), true)
-    assert torch.equal(least_acceptance(chains, None, accepts)[true == 1], torch.ones(int(true.sum()), dtype=torch.float64))
+    assert torch.equal(
+        least_acceptance(chains, None, accepts)[true == 1], torch.ones(int(true.sum()), dtype=torch.float64)
+    )
     minimal = true + (1 - true) * (1 - 1 / length)
     coin = worst_acceptance(chains, lambda at: torch.full(at.item_N.shape, 0.5), accepts)
     torch.testing.assert_close(coin, minimal)

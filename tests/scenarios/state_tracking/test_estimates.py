@@ -1,4 +1,5 @@
-"""Prover and estimator about chains: errors by hand and over all dialogues, and the exact worst case against brute force."""
+"""Prover and estimator about chains: errors by hand and over all dialogues, and the exact worst case against brute
+force."""
 
 from typing import Any
 
@@ -40,7 +41,9 @@ def drawn(length: int, count: int = 4, seed: int = 0) -> Chains:
 def everything(chains: Chains, item: int, *options: int) -> tuple[Claims, Tensor]:
     """Claims and errors at the ends of all dialogues about an item, as (5, 9, 10, ...)."""
     said_NR = torch.cartesian_prod(*(torch.arange(count) for count in options))
-    claims, error_N = replay(chains, torch.full((len(said_NR),), item), said_NR, torch.full((len(said_NR),), len(options)))
+    claims, error_N = replay(
+        chains, torch.full((len(said_NR),), item), said_NR, torch.full((len(said_NR),), len(options))
+    )
     return Claims(*(column.view(options) for column in vars(claims).values())), error_N.view(options).double()
 
 
@@ -55,7 +58,8 @@ def careful(chains: Chains) -> Any:
 
 
 def test_one_dialogue_by_hand() -> None:
-    """From 0 by moves 0 and 1: 0 -> 1 -> 3 (GENERATORS). The claim is 3, the prover says 1, and the estimator doubts what is true."""
+    """From 0 by moves 0 and 1: 0 -> 1 -> 3 (GENERATORS). The claim is 3, the prover says 1, and the estimator doubts
+    what is true."""
     chains = Chains(torch.tensor([[0, 1]]), torch.tensor([[0, 1, 3]]), torch.tensor([3]))
     doubts, left, right = PAIRS.index((CERTAIN, 1)), POINTS.index((0, 1)), POINTS.index((1, 3))
     for point, claim, error in (
@@ -64,7 +68,9 @@ def test_one_dialogue_by_hand() -> None:
         (POINTS.index((0, 4)), (0, 1, 0, 4, 0, 1), 0.0),  # too high, it says, and names an end that is wrong
         (POINTS.index((1, 0)), (1, 2, 1, 0, 1, 1), -0.5),
     ):
-        claims, error_N = replay(chains, torch.zeros(1, dtype=torch.int64), torch.tensor([[1, doubts, point]]), torch.tensor([3]))
+        claims, error_N = replay(
+            chains, torch.zeros(1, dtype=torch.int64), torch.tensor([[1, doubts, point]]), torch.tensor([3])
+        )
         found = (claims.low_N, claims.high_N, claims.low_state_N, claims.high_state_N, claims.stated_N, claims.over_N)
         assert (tuple(map(int, found)), float(error_N)) == (claim, error)
         assert int(claims.root_N) == 0
@@ -72,7 +78,8 @@ def test_one_dialogue_by_hand() -> None:
 
 @pytest.mark.parametrize("length", [2, 4])
 def test_the_truth_is_the_one_safe_estimate(length: int) -> None:
-    """Over all dialogues: against the truth no prover shows an error, against anything else the best one shows 1/2 or more."""
+    """Over all dialogues: against the truth no prover shows an error, against anything else the best one shows 1/2 or
+    more."""
     chains = drawn(length)
     for item in range(2):
         _, error = everything(chains, item, *(5, 9, 10) * (length // 2))
@@ -81,7 +88,19 @@ def test_the_truth_is_the_one_safe_estimate(length: int) -> None:
         error = error.amax(-1)
         middle = torch.arange(5)
         one, two = torch.zeros_like(middle), torch.full_like(middle, length)
-        root = Claims(one + item, one, two, chains.state_IP[item, one], chains.claim_I[item] + one, middle, one, one - 1, one, one, one)
+        root = Claims(
+            one + item,
+            one,
+            two,
+            chains.state_IP[item, one],
+            chains.claim_I[item] + one,
+            middle,
+            one,
+            one - 1,
+            one,
+            one,
+            one,
+        )
         true_MP = truthful(chains)(root).bool()
         assert true_MP.sum() == 5
         assert torch.equal(error[true_MP], torch.zeros(5, dtype=torch.float64))
@@ -116,8 +135,9 @@ def test_the_worst_case_equals_brute_force(length: int) -> None:
 
 @pytest.mark.parametrize("length", [2, 16])
 def test_closed_forms(length: int) -> None:
-    """A careful verifier is right beside a truthful estimator, whatever the prover does; and beside a truthful prover, whatever is
-    estimated. One that follows the first estimates alone falls for every estimator that calls a false claim certain."""
+    """A careful verifier is right beside a truthful estimator, whatever the prover does; and beside a truthful prover,
+    whatever is estimated. One that follows the first estimates alone falls for every estimator that calls a false claim
+    certain."""
     chains = drawn(length, 20)
     true = chains.label_I.double()
     assert torch.equal(worst_acceptance(chains, truthful(chains), careful(chains)), true)
@@ -163,7 +183,9 @@ def test_what_the_prover_wins_the_estimator_pays_in_both_media() -> None:
 
 
 def test_what_each_is_shown_in_words() -> None:
-    words = build_language_state_tracking(build("prover_estimator", max_rounds=7), LanguageStateTrackingSettings(**SIZES))
+    words = build_language_state_tracking(
+        build("prover_estimator", max_rounds=7), LanguageStateTrackingSettings(**SIZES)
+    )
     item = ChainItem(7, (0, 1, 2, 3), (0, 1, 3, 2, 0), 4, 0)
     said = ["c", "certain even", "right b", "a", "impossible certain", "left a"]
     rounds, shown = (), []
@@ -180,12 +202,22 @@ def test_what_each_is_shown_in_words() -> None:
         f"claim a e reached {reached} needed {needed} follows {follows} certain even committed c",
     ]
     assert reached == "d"
-    assert shown[3].startswith("claim c b estimated even reached "), "it named another end: what is left of an even chance"
+    assert shown[3].startswith("claim c b estimated even reached "), (
+        "it named another end: what is left of an even chance"
+    )
     assert end == "move m2 c a estimated impossible first impossible over"
     assert {word for text in (*shown, end, *said) for word in text.split()} <= set(words.words)
     silent = tuple((Turn(agent, "", {"main": ""}, invalid=True),) for agent in ("prover", "estimator", "prover") * 2)
-    assert words.chat(Dialogue(item, 0, silent), "verifier")[0]["content"] == "move m0 a a estimated impossible first impossible"
-    for agent, r, reply in (("prover", 0, "left a"), ("estimator", 1, "even"), ("prover", 2, "a left"), ("verifier", 6, "even")):
+    assert (
+        words.chat(Dialogue(item, 0, silent), "verifier")[0]["content"]
+        == "move m0 a a estimated impossible first impossible"
+    )
+    for agent, r, reply in (
+        ("prover", 0, "left a"),
+        ("estimator", 1, "even"),
+        ("prover", 2, "a left"),
+        ("verifier", 6, "even"),
+    ):
         with pytest.raises(InvalidReply, match="expected one of"):
             words.parse(Dialogue(item, 0, silent[:r]), agent, reply)
     figures = words.exact_figures(chain_items(words.settings, 0)["test"], read)
@@ -198,7 +230,9 @@ def read(agent: str, chats: Any, replies: Any) -> list[list[float]]:
     for chat in chats:
         said = chat[0]["content"].split()
         if agent == "estimator":
-            right = " ".join("certain" if said[said.index(name) + 1] == said[-1] else "impossible" for name in ("reached", "needed"))
+            right = " ".join(
+                "certain" if said[said.index(name) + 1] == said[-1] else "impossible" for name in ("reached", "needed")
+            )
         else:
             true = GENERATORS[int(said[1][1:])]["abcde".index(said[2])] == "abcde".index(said[3])
             refuted = "contradicted" in said or (true and said[5] != "certain")

@@ -61,17 +61,25 @@ def test_random_replies_play_to_an_end_in_the_words_of_the_list(name: str, param
 @pytest.mark.parametrize("chooser", ["opponent", "verifier"])
 def test_both_media_come_down_to_the_same_move(chooser: str) -> None:
     params = {"max_rounds": 5, "half_chosen_by": chooser}
-    made, tensors = scenario(**params), build_state_tracking(build("bisection", **params), StateTrackingSettings(**SIZES))
+    made, tensors = (
+        scenario(**params),
+        build_state_tracking(build("bisection", **params), StateTrackingSettings(**SIZES)),
+    )
     agents = made.protocol.agents
     for item in ITEMS["test"]:
         dialogue, shown = invented(made, item, item.id)
         main = torch.full((1, 5, len(agents), 1, 1), -1)
         for r, (turn,) in enumerate(dialogue.rounds[:-1]):
-            main[0, r, agents.index(turn.agent), 0, 0] = STATES.index(turn.raw) if r % 2 == 0 else int(turn.raw == "right")
+            main[0, r, agents.index(turn.agent), 0, 0] = (
+                STATES.index(turn.raw) if r % 2 == 0 else int(turn.raw == "right")
+            )
         last = torch.tensor([4])
         obs = tensors.observe("verifier", torch.tensor([item.id]), SaidInSymbols(main), last, last * 0)
         low, high, *_, move = obs["token"][0].tolist()
-        assert shown[-1] == ("verifier", [{"role": "user", "content": f"move m{move - 5} {STATES[low]} {STATES[high]}"}])
+        assert shown[-1] == (
+            "verifier",
+            [{"role": "user", "content": f"move m{move - 5} {STATES[low]} {STATES[high]}"}],
+        )
 
 
 def test_what_each_is_shown() -> None:
@@ -94,29 +102,50 @@ def test_what_each_is_shown() -> None:
         f"true d a claim d e moves 2 needed {STATES[needed[1]]} true c",
         "claim d e moves 2 true c committed b",
     ]
-    needed = _needed(item, Dispute(2, 4, 1, 4))  # once it has lied and the half behind the lie is kept, it is told that it stands by a lie
+    # once it has lied and the half behind the lie is kept, it is told that it stands by a lie
+    needed = _needed(item, Dispute(2, 4, 1, 4))
     lied = ((Turn("prover1", "b", {"main": "b"}),), (Turn("prover0", "right", {"main": "right"}),))
     assert (
         scenario().chat(Dialogue(item, 0, lied), "prover1")[0]["content"]
         == f"true d a committed b e moves 2 needed {STATES[needed]} true c"
     )
     assert scenario().chat(Dialogue(item, 0, lied), "prover0")[0]["content"].startswith("claim b e moves 2 true c")
-    assert scenario("solo_verifier").chat(Dialogue(item, 0), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e"
+    assert (
+        scenario("solo_verifier").chat(Dialogue(item, 0), "verifier")[0]["content"]
+        == "start a moves m0 m1 m2 m3 claim e"
+    )
     chain = (Turn("prover", "b c a", {"main": "b c a"}),)
     asked = (Turn("verifier", "1", {"main": "1"}),)
-    assert scenario("adp").chat(Dialogue(item, 0, (chain,)), "verifier")[0]["content"] == "start a moves m0 b m1 c m2 a m3 e claim e"
+    assert (
+        scenario("adp").chat(Dialogue(item, 0, (chain,)), "verifier")[0]["content"]
+        == "start a moves m0 b m1 c m2 a m3 e claim e"
+    )
     nip = scenario("nip", min_rounds=3, max_rounds=3)
-    assert nip.chat(Dialogue(item, 0, (asked,)), "prover") == nip.chat(Dialogue(item, 0), "prover"), "it is not told the question"
-    assert nip.chat(Dialogue(item, 0, (asked, chain)), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e 1 move m1 b c"
+    assert nip.chat(Dialogue(item, 0, (asked,)), "prover") == nip.chat(Dialogue(item, 0), "prover"), (
+        "it is not told the question"
+    )
+    assert (
+        nip.chat(Dialogue(item, 0, (asked, chain)), "verifier")[0]["content"]
+        == "start a moves m0 m1 m2 m3 claim e 1 move m1 b c"
+    )
 
 
 @pytest.mark.parametrize(
     ("agent", "round", "reply"),
-    [("prover1", 0, "left"), ("prover1", 0, "a b"), ("prover0", 1, "a"), ("verifier", 4, "left"), ("verifier", 4, ""), ("prover1", 0, "A")],
+    [
+        ("prover1", 0, "left"),
+        ("prover1", 0, "a b"),
+        ("prover0", 1, "a"),
+        ("verifier", 4, "left"),
+        ("verifier", 4, ""),
+        ("prover1", 0, "A"),
+    ],
 )
 def test_other_replies_are_invalid_and_count_as_the_first_choice(agent: str, round: int, reply: str) -> None:
     made = scenario()
-    silent = tuple((Turn(name, "", {"main": ""}, invalid=True),) for name in ("prover1", "prover0", "prover1", "prover0"))
+    silent = tuple(
+        (Turn(name, "", {"main": ""}, invalid=True),) for name in ("prover1", "prover0", "prover1", "prover0")
+    )
     dialogue = Dialogue(ITEMS["test"][0], 0, silent[:round])
     with pytest.raises(InvalidReply, match="expected a word out of"):
         made.parse(dialogue, agent, reply)
@@ -132,7 +161,9 @@ def test_every_turn_is_an_example(agent: str) -> None:
     dialogue, shown = invented(made, ITEMS["train"][0])
     said = [turn.raw for turns in dialogue.rounds for turn in turns if turn.agent == agent]
     found = LearningAgent(agent, made, ExpertIterationSettings(), 0, 0).examples(dialogue)
-    assert [(one.chat, one.completion) for one in found] == list(zip([chat for who, chat in shown if who == agent], said, strict=True))
+    assert [(one.chat, one.completion) for one in found] == list(
+        zip([chat for who, chat in shown if who == agent], said, strict=True)
+    )
     assert len(found) == (1 if agent == "verifier" else 2)
 
 
@@ -156,7 +187,8 @@ def test_readers_of_the_words_catch_every_lie() -> None:
     figures = scenario().exact_figures(ITEMS["test"], read)
     assert figures == {"worst_case/soundness": pytest.approx(1), "worst_case/completeness": pytest.approx(1)}
     coin = scenario().exact_figures(
-        ITEMS["test"], lambda agent, chats, replies: [[0.5, 0.5]] * len(chats) if agent == "prover0" else read(agent, chats, replies)
+        ITEMS["test"],
+        lambda agent, chats, replies: [[0.5, 0.5]] * len(chats) if agent == "prover0" else read(agent, chats, replies),
     )
     assert coin["worst_case/soundness"] == pytest.approx(1 / 4), "a random half shows one wrong move in n"
     asked = scenario("nip", min_rounds=3, max_rounds=3).exact_figures(ITEMS["test"], read)

@@ -1,4 +1,5 @@
-"""State tracking as tensors: what each agent sees of what was said, and that the exact worst case is of the play itself."""
+"""State tracking as tensors: what each agent sees of what was said, and that the exact worst case is of the play
+itself."""
 
 import json
 from pathlib import Path
@@ -14,7 +15,17 @@ from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import build
 from nip_ray.protocols.solo import solo_protocol
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.scenarios.state_tracking.network import COMMITTED, DISPUTED, HIGH, LOW, MIDDLE, MOVE, NOTHING, TRUTH, StateAgent
+from nip_ray.scenarios.state_tracking.network import (
+    COMMITTED,
+    DISPUTED,
+    HIGH,
+    LOW,
+    MIDDLE,
+    MOVE,
+    NOTHING,
+    TRUTH,
+    StateAgent,
+)
 from nip_ray.scenarios.state_tracking.scenario import StateTracking, build_state_tracking
 from nip_ray.settings.state_tracking import StateAgentSettings, StateTrackingSettings
 
@@ -49,7 +60,11 @@ def test_refusals() -> None:
     for name, params, said in [
         ("mnip", {}, "protocol.name: got mnip"),
         ("bisection", {"max_rounds": 9}, "scenario.length: got 4.*of 16"),
-        ("prover_estimator", {}, "scenario.length: got 4, but prover_estimator in 13 rounds comes down to one move of 16"),
+        (
+            "prover_estimator",
+            {},
+            "scenario.length: got 4, but prover_estimator in 13 rounds comes down to one move of 16",
+        ),
     ]:
         with pytest.raises(UserError, match=said):
             scenario(name, **params)
@@ -58,7 +73,9 @@ def test_refusals() -> None:
 def played(made: StateTracking, seed: int = 0) -> tuple[Any, dict[str, Any]]:
     networks = {agent: made.build_agent(agent, seed).eval() for agent in made.protocol.agents}
     ids = made.ids("test")
-    return play_rollout(BatchedPlay(made), networks, ids, torch.zeros_like(ids), torch.Generator().manual_seed(seed)), networks
+    return play_rollout(
+        BatchedPlay(made), networks, ids, torch.zeros_like(ids), torch.Generator().manual_seed(seed)
+    ), networks
 
 
 @pytest.mark.parametrize("chooser", ["opponent", "verifier"])
@@ -75,14 +92,20 @@ def test_bisection_shows_the_interval_that_is_left(chooser: str) -> None:
             middle, half = said[r - 1] if r in (1, 3) else NOTHING, (low + high) // 2
             speaker = next(agent for agent in agents if rollout.turn_BRA[n, r, agents.index(agent)])
             one = torch.tensor([r])
-            obs = made.observe(speaker, rollout.id_B[n : n + 1], rollout.dialogue.rows(one * 0 + n).before(one), one, one * 0)
+            obs = made.observe(
+                speaker, rollout.id_B[n : n + 1], rollout.dialogue.rows(one * 0 + n).before(one), one, one * 0
+            )
             seen: dict[int, list[tuple[int, int]]] = {}
-            for role, token, place in zip(networks[speaker].body_.role_L.tolist(), obs["token"][0].tolist(), obs["place"][0].tolist()):
+            for role, token, place in zip(
+                networks[speaker].body_.role_L.tolist(), obs["token"][0].tolist(), obs["place"][0].tolist()
+            ):
                 seen.setdefault(role, []).append((token, place))
             ends = {LOW: [(low_state, low)], HIGH: [(high_state, high)], MIDDLE: [(middle, half)]}
             if speaker == "verifier":
                 left = 5 + moves[low] if r == 4 else NOTHING
-                ends = {role: [(token, 0) for token, _ in pairs] for role, pairs in ends.items()} | {DISPUTED: [(left, 0)]}
+                ends = {role: [(token, 0) for token, _ in pairs] for role, pairs in ends.items()} | {
+                    DISPUTED: [(left, 0)]
+                }
                 if chooser == "opponent":
                     del ends[MIDDLE]
             else:
@@ -112,7 +135,9 @@ def test_the_verifier_sees_the_move_that_was_pointed_at(name: str) -> None:
     around[DISPUTED] = 5 + made.chains.move_IT[rollout.id_B].gather(1, move[:, None])
     for kind, expected in around.items():
         assert torch.equal(obs["token"][:, role.index(kind)], expected[:, 0])
-    assert (role.count(MOVE), role.count(COMMITTED), role.count(TRUTH)) == (4, 2, 0), "all moves, start and claim, no other state"
+    assert (role.count(MOVE), role.count(COMMITTED), role.count(TRUTH)) == (4, 2, 0), (
+        "all moves, start and claim, no other state"
+    )
     assert int(move.max()) < 4
     assert int(chain.max()) < 5
 
@@ -157,7 +182,14 @@ def test_ppo_learns_to_tell_true_claims_from_false_ones(tmp_path: Path) -> None:
             "num_test": 20,
             "agents": {"_default": {"d": 32, "num_layers": 1}},
         },
-        "algorithm": {"num_epochs": 2, "minibatch_size": 512, "lr": 0.003, "gamma": 1.0, "lam": 1.0, "entropy_coefficient": 0.01},
+        "algorithm": {
+            "num_epochs": 2,
+            "minibatch_size": 512,
+            "lr": 0.003,
+            "gamma": 1.0,
+            "lam": 1.0,
+            "entropy_coefficient": 0.01,
+        },
         "play": {"num_copies": 512},
         "evaluation": {"interval": 0, "num_transcripts": 0, "worst_case_episodes": 0},
         "runtime": {"num_threads": 1},

@@ -37,7 +37,9 @@ def test_reserve_settle_release_lose() -> None:
         assert budget.reserved == Amount()
         assert budget.spending.amount.tokens == 10
         assert budget.spending.uncertain.tokens == 30
-        with pytest.raises(BudgetExhausted, match=r"of 100 tokens \(budget\.tokens\) 40 are .* may take 61\. .* at least 101 "):
+        with pytest.raises(
+            BudgetExhausted, match=r"of 100 tokens \(budget\.tokens\) 40 are .* may take 61\. .* at least 101 "
+        ):
             await budget.reserve(Amount(0, 61))
 
     asyncio.run(main())
@@ -86,12 +88,15 @@ def test_who_waits_in_vain_is_told() -> None:
 
 
 def test_what_is_held_for_jobs_is_not_waited_for() -> None:
-    """Who waits only for that is told at once, also when it was held while they waited; what calls hold is waited for."""
+    """Who waits only for that is told at once, also when it was held while they waited; what calls hold is waited
+    for."""
 
     async def main() -> None:
         budget = tokens(100)
         first, second = (await budget.reserve_for_jobs(Amount(0, 70))).split([Amount(0, 30), Amount(0, 40)])
-        refused = pytest.raises(BudgetExhausted, match=r"0 are .* and 70 are reserved for .* may take 31\. .* at least 101 ")
+        refused = pytest.raises(
+            BudgetExhausted, match=r"0 are .* and 70 are reserved for .* may take 31\. .* at least 101 "
+        )
         with refused:
             await asyncio.wait_for(budget.reserve_for_jobs(Amount(0, 31)), 10)
         with refused:
@@ -151,7 +156,12 @@ def test_a_cancelled_wait_leaves_nothing_behind() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1), st.sampled_from(["settle", "lose", "release", "cancel"])), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 40), st.floats(0, 1), st.sampled_from(["settle", "lose", "release", "cancel"])),
+        max_size=40,
+    )
+)
 def test_the_limit_holds_for_any_course_of_things(calls: list[tuple[int, float, str]]) -> None:
     async def main() -> None:
         budget, held = tokens(100), 0
@@ -176,7 +186,9 @@ def test_the_limit_holds_for_any_course_of_things(calls: list[tuple[int, float, 
             if end == "cancel" and not budget.reserved.tokens:
                 task.cancel()
         outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
-        assert all(outcome is None or isinstance(outcome, BudgetExhausted | asyncio.CancelledError) for outcome in outcomes)
+        assert all(
+            outcome is None or isinstance(outcome, BudgetExhausted | asyncio.CancelledError) for outcome in outcomes
+        )
         assert budget.reserved == Amount()
         assert budget.spending.at_most.tokens == held <= 100
 

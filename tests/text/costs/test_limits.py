@@ -73,7 +73,8 @@ def test_requests_go_at_their_rate_and_in_order() -> None:
 
 def test_tokens_go_at_their_rate_and_large_calls_leave_a_debt() -> None:
     gone = departures(limiter(tokens=6000), [(0.0, 1000), (0.0, 50), (0.0, 50)])
-    assert [when for _, when in gone] == pytest.approx([0.0, 9.5, 10.0])  # 100 a second: back from -900 to 50, then to 50 again
+    # 100 a second: back from -900 to 50, then to 50 again
+    assert [when for _, when in gone] == pytest.approx([0.0, 9.5, 10.0])
 
 
 @settings(max_examples=50, deadline=None)
@@ -82,7 +83,9 @@ def test_tokens_go_at_their_rate_and_large_calls_leave_a_debt() -> None:
     st.floats(20, 300),
     st.floats(500, 5000),
 )
-def test_no_minute_has_more_than_the_limit_and_one_burst(calls: list[tuple[float, int]], requests: float, tokens: float) -> None:
+def test_no_minute_has_more_than_the_limit_and_one_burst(
+    calls: list[tuple[float, int]], requests: float, tokens: float
+) -> None:
     gone = departures(limiter(requests, tokens), calls)
     assert len(gone) == len(calls)
     largest = max(amount for _, amount in calls)

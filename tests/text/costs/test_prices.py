@@ -65,7 +65,8 @@ def test_costs_are_exact(usd: float, prompt: int, completion: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "told"), [(0, "0.00"), (150_000_000, "0.00015"), (2 * 10**12 - 7, "1.999999999993"), (12 * 10**11, "1.20")]
+    ("amount", "told"),
+    [(0, "0.00"), (150_000_000, "0.00015"), (2 * 10**12 - 7, "1.999999999993"), (12 * 10**11, "1.20")],
 )
 def test_messages_round_no_money_away(amount: int, told: str) -> None:
     assert exact_usd(amount) == told

@@ -45,7 +45,16 @@ class Counted:
 
 def echo(sent: ChatRequest) -> ChatReply:
     return ChatReply(
-        f"reply to {sent.key} \n “ü\ud800”", "stop", 10, 5, 20, "hm", cached_tokens=2, model="m-1", fingerprint="fp", uncertain=Amount(3, 4)
+        f"reply to {sent.key} \n “ü\ud800”",
+        "stop",
+        10,
+        5,
+        20,
+        "hm",
+        cached_tokens=2,
+        model="m-1",
+        fingerprint="fp",
+        uncertain=Amount(3, 4),
     )
 
 
@@ -53,7 +62,9 @@ def request(key: str = "k", content: str = "hello", model: str = "m") -> ChatReq
     return ChatRequest(key, model, [{"role": "user", "content": content}], 7, temperature=0.5, agent="prover")
 
 
-def use(client: Counted, run: Path, action: Callable[[RecordedChat], Awaitable[object]], iteration: int = 0, worker: int = 0) -> object:
+def use(
+    client: Counted, run: Path, action: Callable[[RecordedChat], Awaitable[object]], iteration: int = 0, worker: int = 0
+) -> object:
     async def main() -> object:
         recorded = RecordedChat(client, run, iteration, worker, PRICES)
         try:
@@ -64,7 +75,9 @@ def use(client: Counted, run: Path, action: Callable[[RecordedChat], Awaitable[o
     return asyncio.run(main())
 
 
-def complete(client: Counted, run: Path, *requests: ChatRequest, iteration: int = 0, worker: int = 0) -> list[ChatReply]:
+def complete(
+    client: Counted, run: Path, *requests: ChatRequest, iteration: int = 0, worker: int = 0
+) -> list[ChatReply]:
     async def action(recorded: RecordedChat) -> list[ChatReply]:
         return await asyncio.gather(*(recorded.complete(each) for each in requests))
 
@@ -78,9 +91,14 @@ def test_a_recorded_reply_is_not_asked_for_again(tmp_path: Path) -> None:
     first = complete(client, tmp_path, *asked)
     assert complete(client, tmp_path, *asked, worker=3) == first  # another worker now has the dialogue
     assert client.calls == 5
-    complete(client, tmp_path, *asked, iteration=1)  # another iteration, should it use the same keys, has its own replies
+    # another iteration, should it use the same keys, has its own replies
+    complete(client, tmp_path, *asked, iteration=1)
     assert client.calls == 10
-    assert sorted(path.name for path in (tmp_path / "calls").iterdir()) == ["000000-0.jsonl", "000000-3.jsonl", "000001-0.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "calls").iterdir()) == [
+        "000000-0.jsonl",
+        "000000-3.jsonl",
+        "000001-0.jsonl",
+    ]
 
 
 def test_the_ledger_adds_up(tmp_path: Path) -> None:
@@ -155,7 +173,9 @@ def test_a_torn_end_is_cut_and_every_earlier_line_kept(tmp_path: Path) -> None:
         assert found.uncertain == Amount(6 + 87_000_000, 8 + 80)  # the torn reply's call was sent twice
 
 
-@pytest.mark.parametrize("damage", [b"{}\n", b"\n", b"\xff\n", b"[1]\n", b'{"event":"reply","version":1}\n', b'{"event":"rep', b"null\n"])
+@pytest.mark.parametrize(
+    "damage", [b"{}\n", b"\n", b"\xff\n", b"[1]\n", b'{"event":"reply","version":1}\n', b'{"event":"rep', b"null\n"]
+)
 @pytest.mark.parametrize("number", [0, 1])
 def test_damage_elsewhere_is_an_error_that_names_the_line(tmp_path: Path, damage: bytes, number: int) -> None:
     complete(Counted(echo), tmp_path, request())
@@ -205,12 +225,14 @@ def talker(url: str, run: Path) -> str:
 
         async def main():
             provider = OpenAIProvider(base_url={url!r}, prices={{"gpt-4o-mini": PriceSettings(0.15, 0.6)}})
-            chat = OpenAIChat(provider, Limiter(), Budget(BudgetSettings(usd=10.0), total({str(run)!r})), max_in_flight=16)
+            budget = Budget(BudgetSettings(usd=10.0), total({str(run)!r}))
+            chat = OpenAIChat(provider, Limiter(), budget, max_in_flight=16)
             recorded = RecordedChat(chat, {str(run)!r}, 0, prices=chat.prices)
             keys = iter(range(300))
             async def caller():
                 for key in keys:
-                    await recorded.complete(ChatRequest(f"call-{{key}}", "gpt-4o-mini", [{{"role": "user", "content": str(key)}}], 20))
+                    said = [{{"role": "user", "content": str(key)}}]
+                    await recorded.complete(ChatRequest(f"call-{{key}}", "gpt-4o-mini", said, 20))
             await asyncio.gather(*(caller() for _ in range(16)))
             await recorded.close()
 
@@ -222,7 +244,8 @@ def talker(url: str, run: Path) -> str:
 @pytest.mark.crash
 @pytest.mark.parametrize("honours_keys", [True, False])
 def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, honours_keys: bool) -> None:
-    """kill -9 in the middle of the calls, five times: no reply that was received is asked for again, the ledger is the server's."""
+    """kill -9 in the middle of the calls, five times: no reply that was received is asked for again, the ledger is the
+    server's."""
     monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
 
     def plan(attempt: Attempt) -> str:
@@ -233,7 +256,9 @@ def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         recorded: set[str] = set()
         for kill in range(1, 7):
             before = len(server.attempts)
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            ) as process:
                 while kill < 6 and process.poll() is None and len(server.attempts) < 50 * kill:
                     time.sleep(0.002)
                 if kill < 6:
@@ -256,7 +281,19 @@ def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_the_ledger_is_what_the_server_billed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a storm of faults, budget, records and server agree to the picodollar."""
     monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
-    faults = ("ok", "429-ms", "drop_after", "500", "malformed", "ok", "finish content_filter", "drop_before", "policy", "ok", "503")
+    faults = (
+        "ok",
+        "429-ms",
+        "drop_after",
+        "500",
+        "malformed",
+        "ok",
+        "finish content_filter",
+        "drop_before",
+        "policy",
+        "ok",
+        "503",
+    )
 
     async def main(url: str) -> Budget:
         budget = Budget()

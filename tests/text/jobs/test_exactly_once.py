@@ -26,12 +26,14 @@ from nip_ray.text.providers.openai import OpenAIJobs
 from tests.text.provider import API_KEY, ROOT, ProviderProcess, provider_process, provider_thread
 
 DATA = b'{"messages": []}\n'
-SPEC = FineTuneSpec(job_key("run", 3, "provers", DATA, "supervised", "base"), "supervised", "base", "p-3", 1, 9, token_pusd=3)
+SPEC = FineTuneSpec(
+    job_key("run", 3, "provers", DATA, "supervised", "base"), "supervised", "base", "p-3", 1, 9, token_pusd=3
+)
 
 
 class Backend:
-    """Keeps jobs in memory and counts what is asked. answers: for each creation in turn, an exception to raise instead of an answer,
-    and whether a job is made for all that, at once (0) or after so many seconds.
+    """Keeps jobs in memory and counts what is asked. answers: for each creation in turn, an exception to raise instead
+    of an answer, and whether a job is made for all that, at once (0) or after so many seconds.
     """
 
     methods = frozenset({"supervised"})
@@ -54,7 +56,11 @@ class Backend:
         return "file-0"
 
     def add(
-        self, key: str = SPEC.key, status: JobStatus = "running", after_s: float = 0.0, trained_tokens: int | None = None
+        self,
+        key: str = SPEC.key,
+        status: JobStatus = "running",
+        after_s: float = 0.0,
+        trained_tokens: int | None = None,
     ) -> FineTuneJob:
         job = FineTuneJob(f"job-{len(self.made)}", key, status, trained_tokens=trained_tokens)
         self.made.append((time.monotonic() + after_s, job))
@@ -113,8 +119,22 @@ def kinds(path: Path) -> list[str]:
 
 def test_keys() -> None:
     """64 hex digits that depend on every part, and are the same in every process and version."""
-    parts: dict[str, Any] = {"run_id": "r", "iteration": 1, "group": "g", "data": b"d", "method": "supervised", "model": "m"}
-    changed: list[dict[str, Any]] = [{"run_id": "s"}, {"iteration": 2}, {"group": "h"}, {"data": b"e"}, {"method": "dpo"}, {"model": "n"}]
+    parts: dict[str, Any] = {
+        "run_id": "r",
+        "iteration": 1,
+        "group": "g",
+        "data": b"d",
+        "method": "supervised",
+        "model": "m",
+    }
+    changed: list[dict[str, Any]] = [
+        {"run_id": "s"},
+        {"iteration": 2},
+        {"group": "h"},
+        {"data": b"e"},
+        {"method": "dpo"},
+        {"model": "n"},
+    ]
     keys = {job_key(**parts), job_key(**parts, attempt=1), *(job_key(**{**parts, **change}) for change in changed)}
     assert len(keys) == 8
     assert all(len(key) == 64 and int(key, 16) >= 0 for key in keys)
@@ -231,7 +251,8 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("began_s_ago", [0.0, -7200.0, 7200.0])
 def test_after_a_kill_in_the_middle_of_a_request(tmp_path: Path, began_s_ago: float) -> None:
-    """The request may be on its way for a while. A clock that is set by hours makes the wait neither longer nor shorter."""
+    """The request may be on its way for a while. A clock that is set by hours makes the wait neither longer nor
+    shorter."""
     backend, path = Backend(doubt_s=0.4), tmp_path / "journal"
     with Journal(path) as journal:
         journal.append("intent", key=SPEC.key)
@@ -291,7 +312,9 @@ def test_an_unknown_status_is_waited_for_a_stated_time(tmp_path: Path, monkeypat
     monkeypatch.setattr("nip_ray.text.jobs.UNKNOWN_S", 0.05)
     with Journal(path) as journal:
         for _ in range(2):
-            with pytest.raises(TrainingError, match=r"job-0 has been 'stalled', which is no status .* for 0\.05 s; resume"):
+            with pytest.raises(
+                TrainingError, match=r"job-0 has been 'stalled', which is no status .* for 0\.05 s; resume"
+            ):
                 asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal)))
         backend.unknown = None
         assert asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal))).model == "base-ft"
@@ -299,7 +322,8 @@ def test_an_unknown_status_is_waited_for_a_stated_time(tmp_path: Path, monkeypat
 
 
 def test_what_jobs_cost(tmp_path: Path) -> None:
-    """A duplicate that is over is booked and told of; tokens that nobody counts may be as many as the worst case says."""
+    """A duplicate that is over is booked and told of; tokens that nobody counts may be as many as the worst case
+    says."""
     backend, path, price = Backend(), tmp_path / "journal", SPEC.token_pusd
     backend.add()
     backend.add(status="succeeded", trained_tokens=7)
@@ -321,7 +345,9 @@ def test_what_jobs_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ends", ["succeeded", "running"])
-def test_a_duplicate_that_takes_its_time_to_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: JobStatus) -> None:
+def test_a_duplicate_that_takes_its_time_to_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: JobStatus
+) -> None:
     """It is booked when it has ended, and after `CANCEL_S` at its worst case."""
     monkeypatch.setattr("nip_ray.text.jobs.CANCEL_S", 0.2)
     backend, path, tries = Backend(), tmp_path / "journal", []
@@ -331,7 +357,10 @@ def test_a_duplicate_that_takes_its_time_to_be_cancelled(tmp_path: Path, monkeyp
     async def cancel(job_id: str) -> FineTuneJob:
         tries.append(job_id)
         if len(tries) == 4:
-            backend.made[1] = (0.0, replace(backend.made[1][1], status=ends, trained_tokens=7 if ends == "succeeded" else None))
+            backend.made[1] = (
+                0.0,
+                replace(backend.made[1][1], status=ends, trained_tokens=7 if ends == "succeeded" else None),
+            )
         return backend.made[1][1]
 
     monkeypatch.setattr(backend, "cancel", cancel)
@@ -372,7 +401,15 @@ def test_failed_and_cancelled_are_the_end_and_another_attempt_is_another_job(tmp
 
 def run_trials(provider: ProviderProcess, folder: Path, first: int, count: int) -> list[dict[str, Any]]:
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.text.provider_trials", str(folder), provider.base_url, str(first), str(count)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.text.provider_trials",
+        str(folder),
+        provider.base_url,
+        str(first),
+        str(count),
+    ]
     environment = {**os.environ, "TEST_KEY": API_KEY}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -380,7 +417,8 @@ def run_trials(provider: ProviderProcess, folder: Path, first: int, count: int) 
 
 
 def check_trials(provider: ProviderProcess, results: list[dict[str, Any]], count: int) -> None:
-    """One job alive for each key, the one that the trial ended with. One file for each content, but for requests delivered twice."""
+    """One job alive for each key, the one that the trial ended with. One file for each content, but for requests
+    delivered twice."""
     while provider.num_registered_late():
         time.sleep(0.05)
     assert len(results) == count
@@ -417,13 +455,19 @@ def test_no_duplicates_under_kills_and_each_fault(tmp_path: Path, fault: str) ->
 
 
 def test_every_job_is_billed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many jobs at once over HTTP with faults, to the end, and again with the same journal: nothing new, one bill for each."""
+    """Many jobs at once over HTTP with faults, to the end, and again with the same journal: nothing new, one bill for
+    each."""
     monkeypatch.setenv("TEST_KEY", API_KEY)
     chances = {**EVERY, "duplicate": 0.0, "job_slow": 0.3}
     sets = [encode([supervised_line([{"role": "user", "content": f"q{n}"}], "yes")]) for n in range(10)]
     with provider_thread(tmp_path, faults=chances, fault_details=DETAILS, job_s=0.2) as provider:
         settings = OpenAIProvider(
-            base_url=provider.base_url, api_key_variable="TEST_KEY", timeout_s=0.6, max_retries=12, poll_interval_s=0.1, doubt_s=1.5
+            base_url=provider.base_url,
+            api_key_variable="TEST_KEY",
+            timeout_s=0.6,
+            max_retries=12,
+            poll_interval_s=0.1,
+            doubt_s=1.5,
         )
 
         async def one(backend: OpenAIJobs, journal: Journal, n: int) -> FineTuneJob:

@@ -80,7 +80,9 @@ def test_damage_is_told_with_its_line(tmp_path_factory: pytest.TempPathFactory, 
     path = filled(tmp_path_factory.mktemp("journal") / "j")
     whole = path.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 2))
-    path.write_bytes(whole[:at] + bytes([whole[at] ^ data.draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64]))]) + whole[at + 1 :])
+    path.write_bytes(
+        whole[:at] + bytes([whole[at] ^ data.draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64]))]) + whole[at + 1 :]
+    )
     if b"\0" in path.read_bytes().splitlines(keepends=True)[-1]:
         return
     line = whole[:at].count(b"\n") + 1
@@ -113,7 +115,9 @@ for number in (7, 8):
     except UserError as error:
         print("refused" if "cannot be written" in str(error) else error)
 """
-    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["refused", "refused"]
     assert numbers(path) == [0, 1, 2]
     with Journal(path) as journal:

@@ -40,7 +40,9 @@ def scenario_of(name: str, max_rounds: int | None = 6, **settings: object) -> Co
     return build_text_scenario(build(name, max_rounds=max_rounds), CodeValidationSettings(**settings))  # type: ignore[arg-type]
 
 
-def played(scenario: CodeValidation, number: int, reply: Callable[[Dialogue, str], str] | None = None, play: int = 0) -> Dialogue:
+def played(
+    scenario: CodeValidation, number: int, reply: Callable[[Dialogue, str], str] | None = None, play: int = 0
+) -> Dialogue:
     """A dialogue by the real text core; `reply` speaks, or the dummy."""
 
     async def ask(dialogue: Dialogue, agent: str, chat: object, attempt: int, path: tuple[int, ...]) -> Answer:
@@ -104,8 +106,16 @@ def test_answers_are_read_strictly(text: str, answer: int | None) -> None:
         ("nip", "prover_role_conformance", [("prover", "main")]),
         ("nip", "follow_up", [("prover", "main"), ("verifier", "main")]),
         ("debate", "prover_direct_quotation", [("prover0", "prover0_channel"), ("prover1", "prover1_channel")]),
-        ("debate", "follow_up", [(a, c) for a in ("prover0", "prover1", "verifier") for c in ("prover0_channel", "prover1_channel")]),
-        ("mnip", "follow_up", [(a, f"prover{n}_channel") for a, n in (("prover0", 0), ("prover1", 1), ("verifier", 0), ("verifier", 1))]),
+        (
+            "debate",
+            "follow_up",
+            [(a, c) for a in ("prover0", "prover1", "verifier") for c in ("prover0_channel", "prover1_channel")],
+        ),
+        (
+            "mnip",
+            "follow_up",
+            [(a, f"prover{n}_channel") for a, n in (("prover0", 0), ("prover1", 1), ("verifier", 0), ("verifier", 1))],
+        ),
         ("solo_verifier", "prover_role_conformance", []),
         ("nip", FORMAT, []),
     ],
@@ -119,14 +129,20 @@ def test_more_messages_than_channels() -> None:
     scenario = scenario_of("nip", 8)
 
     def long(dialogue: Dialogue, agent: str) -> str:
-        return f"Question for Expert: {len(dialogue.rounds)}?" if agent == "verifier" else f"Answer: {len(dialogue.rounds)}"
+        return (
+            f"Question for Expert: {len(dialogue.rounds)}?"
+            if agent == "verifier"
+            else f"Answer: {len(dialogue.rounds)}"
+        )
 
     dialogue = played(scenario, 0, long)
     assert len(dialogue.rounds) == 8
     (question,) = questions([dialogue], scenario, ["prover_role_conformance"], "m", JudgeOptions())
     text = question.request.messages[1]["content"]
     senders = re.findall(r"^\[(\w+) [0-9a-f]{16}\]\n(.*)$", text, re.MULTILINE)
-    assert senders == [("Expert", f"Answer: {r}") if r % 2 else ("Verifier", f"Question for Expert: {r}?") for r in range(8)]
+    assert senders == [
+        ("Expert", f"Answer: {r}") if r % 2 else ("Verifier", f"Question for Expert: {r}?") for r in range(8)
+    ]
 
 
 def test_the_prompt_names_the_side_that_is_argued() -> None:
@@ -138,7 +154,10 @@ def test_the_prompt_names_the_side_that_is_argued() -> None:
         return "Decision: accept" if dialogue.rounds else "Question for Expert_1: a\nQuestion for Expert_2: b"
 
     dialogue = played(scenario, 0, speak)
-    by_agent = {q.agent: q.request.messages[1]["content"] for q in questions([dialogue], scenario, NAMES[:1], "m", JudgeOptions())}
+    by_agent = {
+        q.agent: q.request.messages[1]["content"]
+        for q in questions([dialogue], scenario, NAMES[:1], "m", JudgeOptions())
+    }
     assert 'The prover called "Expert_1" has the task to convince the verifier to reject' in by_agent["prover0"]
     assert 'The prover called "Expert_2" has the task to convince the verifier to accept' in by_agent["prover1"]
     assert "This is prover1." not in by_agent["prover0"]  # one channel at a time
@@ -148,7 +167,9 @@ def test_the_prompt_names_the_side_that_is_argued() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_template_shows_all_data_between_fences(name: str) -> None:
     data = {"question": "THE QUESTION", "solution": "THE SOLUTION"}
-    system, user = render.messages(name, data, [("Expert", "HELLO")], {"agent": "Expert", "stance": "accept"}, 0, ("x",))
+    system, user = render.messages(
+        name, data, [("Expert", "HELLO")], {"agent": "Expert", "stance": "accept"}, 0, ("x",)
+    )
     code = render.fence([], 0, ("x",))
     data["transcript"] = f"[Expert {code}]\nHELLO"
     assert code in system["content"]
@@ -191,7 +212,9 @@ def test_a_fence_that_occurs_in_the_data_is_not_taken() -> None:
     assert re.fullmatch("[0-9a-f]{16}", second)
 
 
-def run(dialogues: list[Dialogue], scenario: CodeValidation, names: list[str], client: Scripted, **options: object) -> dict:
+def run(
+    dialogues: list[Dialogue], scenario: CodeValidation, names: list[str], client: Scripted, **options: object
+) -> dict:
     return asyncio.run(judge(dialogues, scenario, names, client, "judge-model", JudgeOptions(**options)))  # type: ignore[arg-type]
 
 
@@ -199,7 +222,9 @@ def test_verdicts_and_means() -> None:
     """Even items are found good."""
     scenario = scenario_of("nip")
     dialogues = [played(scenario, number, stubborn) for number in range(5)]
-    numbers = {q.request.key: q.dialogue for q in questions(dialogues, scenario, NAMES[:1], "judge-model", JudgeOptions())}
+    numbers = {
+        q.request.key: q.dialogue for q in questions(dialogues, scenario, NAMES[:1], "judge-model", JudgeOptions())
+    }
     client = Scripted(lambda request: "no" if numbers[request.key.rpartition("/")[0]] % 2 else "yes")
     found = run(dialogues, scenario, NAMES[:1], client)
     found = json.loads(json.dumps(found, allow_nan=False))["judges"]["prover_role_conformance"]
@@ -213,9 +238,15 @@ def test_verdicts_and_means() -> None:
 def test_repeats_of_an_item_are_one_data_point() -> None:
     scenario = scenario_of("nip")
     dialogues = [played(scenario, number, stubborn, play) for number in range(3) for play in range(4)]
-    numbers = {q.request.key: q.dialogue for q in questions(dialogues, scenario, NAMES[:1], "judge-model", JudgeOptions())}
+    numbers = {
+        q.request.key: q.dialogue for q in questions(dialogues, scenario, NAMES[:1], "judge-model", JudgeOptions())
+    }
     client = Scripted(
-        lambda request: "yes" if numbers[request.key.rpartition("/")[0]] % 4 <= numbers[request.key.rpartition("/")[0]] // 4 else "no"
+        lambda request: (
+            "yes"
+            if numbers[request.key.rpartition("/")[0]] % 4 <= numbers[request.key.rpartition("/")[0]] // 4
+            else "no"
+        )
     )
     (found,) = run(dialogues, scenario, NAMES[:1], client)["judges"]["prover_role_conformance"]["means"]
     wanted = mean([0.25, 0.5, 0.75])
@@ -241,11 +272,15 @@ def test_without_an_answer_the_verdict_is_masked(refused: int | None, verdicts: 
     """After three more tries, or at once where the question is refused."""
     scenario = scenario_of("nip")
     dialogues = [played(scenario, number, stubborn) for number in range(2)]
-    client = Scripted(lambda request: "perhaps" if refused is None else "REFUSED" if request is client.requests[refused] else "yes")
+    client = Scripted(
+        lambda request: "perhaps" if refused is None else "REFUSED" if request is client.requests[refused] else "yes"
+    )
     found = run(dialogues, scenario, NAMES[:1], client)["judges"]["prover_role_conformance"]
     assert [one["verdict"] for one in found["verdicts"]] == verdicts
     given = verdicts.count(1)
-    assert found["means"] == [{"agent": "prover", "channel": "main", **proportion(given, given).record(), "masked": 2 - given}]
+    assert found["means"] == [
+        {"agent": "prover", "channel": "main", **proportion(given, given).record(), "masked": 2 - given}
+    ]
     assert len(client.requests) == calls
 
 
@@ -254,7 +289,9 @@ def test_keys_are_stable_and_belong_to_the_prompt() -> None:
     dialogues = [played(scenario, number, stubborn) for number in range(3)]
 
     def keys(run: str = "a", model: str = "m", seed: int = 0, changed: str | None = None) -> list[str]:
-        given = dialogues if changed is None else [replace(d, item=replace(d.item, question=changed)) for d in dialogues]
+        given = (
+            dialogues if changed is None else [replace(d, item=replace(d.item, question=changed)) for d in dialogues]
+        )
         return [q.request.key for q in questions(given, scenario, NAMES, model, JudgeOptions(seed=seed, run=run))]
 
     base = keys()
@@ -293,7 +330,9 @@ def test_a_plan_bounds_what_is_spent() -> None:
     client = Scripted(lambda request: "perhaps")
     run(dialogues, scenario, NAMES, client, max_tokens=8)
     assert (found["calls"], found["calls at most"]) == (16, 64) == (16, len(client.requests))
-    prompts, replies = (sum(tokens) for tokens in zip(*((worst_prompt_tokens(one.messages), one.max_tokens) for one in client.requests)))
+    prompts, replies = (
+        sum(tokens) for tokens in zip(*((worst_prompt_tokens(one.messages), one.max_tokens) for one in client.requests))
+    )
     assert found["usd at most"] == usd(150_000 * prompts + 600_000 * replies)
 
 

@@ -18,7 +18,13 @@ from nip_ray.plugins import register_provider
 from nip_ray.secrets import secret
 from nip_ray.serving.fine_tuning_job import FineTuneJob
 from nip_ray.settings.options import FORBID_UNKNOWN, option
-from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, ProviderSettings, TrainingServiceProvider
+from nip_ray.settings.providers import (
+    DummyProvider,
+    LocalProvider,
+    OpenAIProvider,
+    ProviderSettings,
+    TrainingServiceProvider,
+)
 from nip_ray.text.providers.conformance import check_provider
 from nip_ray.text.providers.dummy import DummyJobs
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
@@ -32,7 +38,9 @@ def test_openai(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", API_KEY)
     roles = [{"name": "any", "marker": "", "replies": ['{"prime": "yes"}']}]
     with provider_thread(tmp_path, roles=roles, base_models=["base"]) as provider:
-        settings = OpenAIProvider(base_url=provider.base_url, api_key_variable="TEST_KEY", poll_interval_s=0.02, doubt_s=0.2, max_retries=2)
+        settings = OpenAIProvider(
+            base_url=provider.base_url, api_key_variable="TEST_KEY", poll_interval_s=0.02, doubt_s=0.2, max_retries=2
+        )
         check_provider(settings, "base")
         assert len(provider.jobs()) == 1
 
@@ -169,7 +177,10 @@ def test_configs_know_a_registered_provider() -> None:
     assert made.providers["p"].limits == (None, 100)
     for given, said in (
         ({"name": "mine", "tokens_per_minute": 0}, "providers.p.tokens_per_minute: got 0, expected number > 0"),
-        ({"name": "mine", "tokens_per_minut": 1}, "providers.p.tokens_per_minut: unknown key, did you mean tokens_per_minute"),
+        (
+            {"name": "mine", "tokens_per_minut": 1},
+            "providers.p.tokens_per_minut: unknown key, did you mean tokens_per_minute",
+        ),
         ({"name": "mime"}, r"providers.p.name: got 'mime', did you mean mine\? \(one of your own needs `plugins`\)"),
     ):
         with pytest.raises(UserError, match=said):

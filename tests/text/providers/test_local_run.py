@@ -17,7 +17,9 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def run(tmp_path: Path, name: str, *settings: str) -> list[dict[str, Any]]:
-    run_experiment(load_config(CONFIGS / f"{name}.yaml", ["providers.local.num_cpus=0.5", *settings]), tmp_path / "run", quiet=True)
+    run_experiment(
+        load_config(CONFIGS / f"{name}.yaml", ["providers.local.num_cpus=0.5", *settings]), tmp_path / "run", quiet=True
+    )
     return rows(tmp_path / "run")
 
 
@@ -41,7 +43,14 @@ SMALL = (
     ],
 )
 def test_offline_configs_run_through(tmp_path: Path, ray_session: None, name: str, rollouts: int, data: str) -> None:
-    found = run(tmp_path, name, f"algorithm.rollouts_per_iteration={rollouts}", f"{data}.num_train=8", f"{data}.num_test=4", *SMALL)
+    found = run(
+        tmp_path,
+        name,
+        f"algorithm.rollouts_per_iteration={rollouts}",
+        f"{data}.num_train=8",
+        f"{data}.num_test=4",
+        *SMALL,
+    )
     assert [row["iteration"] for row in found] == [1, 2]
     cost = json.loads((tmp_path / "run" / "cost.json").read_text())
     assert cost["jobs"] >= 2, "both models learned the form"
@@ -52,7 +61,8 @@ def test_offline_configs_run_through(tmp_path: Path, ray_session: None, name: st
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_expert_iteration_raises_the_verifiers_reward(tmp_path: Path, ray_session: None, seed: int) -> None:
-    """On held-out easy items, by more than two standard errors of the difference: it learns to decide in time, not to judge."""
+    """On held-out easy items, by more than two standard errors of the difference: it learns to decide in time, not to
+    judge."""
     found = run(tmp_path, "ei_cv_offline", f"seed={seed}")
     first, last = found[0], found[-1]
     rewards = [row["eval_sampled/verifier/return"] for row in (first, last)]

@@ -1,4 +1,5 @@
-"""The chat client against a real server on the loopback: every fault once, what is retried, what is billed, what is said."""
+"""The chat client against a real server on the loopback: every fault once, what is retried, what is billed, what is
+said."""
 
 import asyncio
 import json
@@ -27,7 +28,11 @@ from tests.text import provider_service
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 from tests.text.provider import provider_thread
 
-PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}
+PRICES = {
+    "gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0),
+    "o4-mini": PriceSettings(1.1, 4.4),
+    "gpt-5": PriceSettings(9, 9),
+}
 
 
 WORST = Amount(78 * 150_000 + 64 * 600_000, 78 + 64)
@@ -55,7 +60,9 @@ Use = Callable[[OpenAIChat], Coroutine[Any, Any, Any]]
 
 
 def run(server: ChatServer, use: Use, budget: Budget | None = None, **settings: Any) -> Any:
-    provider = OpenAIProvider(base_url=server.url, **({"max_retries": 3, "timeout_s": 20.0, "prices": PRICES} | settings))
+    provider = OpenAIProvider(
+        base_url=server.url, **({"max_retries": 3, "timeout_s": 20.0, "prices": PRICES} | settings)
+    )
 
     async def main() -> Any:
         client = OpenAIChat(provider, Limiter(), budget or Budget(), max_in_flight=32)
@@ -67,7 +74,9 @@ def run(server: ChatServer, use: Use, budget: Budget | None = None, **settings: 
     return asyncio.run(main())
 
 
-def complete(server: ChatServer, sent: ChatRequest | None = None, budget: Budget | None = None, **settings: Any) -> ChatReply:
+def complete(
+    server: ChatServer, sent: ChatRequest | None = None, budget: Budget | None = None, **settings: Any
+) -> ChatReply:
     return run(server, lambda client: client.complete(sent or request()), budget, **settings)
 
 
@@ -84,7 +93,9 @@ def test_a_reply_is_what_the_server_billed(server: ChatServer) -> None:
     assert server.attempts[0].body["seed"] == 3
 
 
-@pytest.mark.parametrize("fault", ["429", "429-ms", "429-date", "500", "503", "529", "408", "409", "drop_before", "malformed"])
+@pytest.mark.parametrize(
+    "fault", ["429", "429-ms", "429-date", "500", "503", "529", "408", "409", "drop_before", "malformed"]
+)
 def test_passing_faults_are_retried_under_one_key(server: ChatServer, fault: str) -> None:
     server.plan = first(fault, 2)
     reply = complete(server)
@@ -189,7 +200,10 @@ def at_long_ones(told: str) -> Callable[[Attempt], str]:
         says(400, "This model's maximum context length is 8192 tokens.", code="context_length_exceeded"),
         "answer 413 <html><title>413</title>Request Entity Too Large</html>",
         'answer 422 {"detail": [{"loc": ["body", "messages", 0], "msg": "an odd word", "type": "value_error"}]}',
-        "answer 403 <html><head><title>Access denied</title><style>a {}</style></head><body>Blocked by the firewall</body></html>",
+        (
+            "answer 403 <html><head><title>Access denied</title><style>a {}</style></head><body>Blocked by the"
+            " firewall</body></html>"
+        ),
         says(400, "for a reason of its own"),
     ],
 )
@@ -212,7 +226,9 @@ def test_what_is_refused_with_any_words_is_for_the_user_to_mend(server: ChatServ
     with pytest.raises(UserError, match="400: maximum context length is 10 tokens"):
         complete(server)
     server.plan = lambda attempt: says(403, "not in your country")
-    with pytest.raises(UserError, match=r"does not allow this with the key in \$OPENAI_API_KEY \(not in your country\)"):
+    with pytest.raises(
+        UserError, match=r"does not allow this with the key in \$OPENAI_API_KEY \(not in your country\)"
+    ):
         complete(server)
     assert not server.bills
 
@@ -255,7 +271,9 @@ def test_members_of_a_request_can_be_left_out(server: ChatServer) -> None:
     """An error that names one says how."""
     complete(server, request(seed=3, temperature=0.5, extra={"seed": None, "temperature": None}))
     assert server.attempts[0].body.keys() == {"model", "messages", "max_tokens"}
-    server.plan = lambda attempt: says(400, 'Unknown name "seed": Cannot find field.') if "seed" in attempt.body else "ok"
+    server.plan = lambda attempt: (
+        says(400, 'Unknown name "seed": Cannot find field.') if "seed" in attempt.body else "ok"
+    )
     with pytest.raises(UserError, match=r"""extra_body: '{"seed": null}' leaves it out of requests"""):
         complete(server, request("other", seed=3))
 
@@ -273,7 +291,9 @@ def test_models_that_no_list_has(server: ChatServer) -> None:
     with pytest.warns(UserWarning, match=r"does not list the model 'gpt-4o:nitro', but answers"):
         run(server, lambda client: client.check_models(["gpt-4o-mini", "gpt-4o:nitro"]))
     assert [attempt.body["model"] for attempt in server.attempts] == ["gpt-4o:nitro"]
-    with pytest.raises(UserError, match=r"does not list the model 'gpt-4o-mine', and refuses .* does not exist .*near it: gpt-4o-mini"):
+    with pytest.raises(
+        UserError, match=r"does not list the model 'gpt-4o-mine', and refuses .* does not exist .*near it: gpt-4o-mini"
+    ):
         run(server, lambda client: client.check_models(["gpt-4o-mine"]))
 
 
@@ -287,18 +307,34 @@ def test_a_list_that_cannot_be_read_ends_nothing(server: ChatServer, fault: str)
 @pytest.mark.parametrize(
     ("told", "kind", "message"),
     [
-        ('answer 200 {"error": {"message": "Insufficient credits", "code": 402}, "choices": null}', TrainingError, "credit .* is used up"),
+        (
+            'answer 200 {"error": {"message": "Insufficient credits", "code": 402}, "choices": null}',
+            TrainingError,
+            "credit .* is used up",
+        ),
         ('answer 200 {"error": {"message": "no such thing", "code": 400}}', UserError, "answered 400: no such thing"),
         ('answer 200 {"error": "asleep"}', TrainingError, "answered with an error: asleep"),
-        ('answer 422 {"detail": [{"loc": ["body", "top_k"], "msg": "not allowed"}]}', UserError, r"answered 422: body\.top_k: not allowed"),
+        (
+            'answer 422 {"detail": [{"loc": ["body", "top_k"], "msg": "not allowed"}]}',
+            UserError,
+            r"answered 422: body\.top_k: not allowed",
+        ),
         ('answer 400 {"detail": "no"}', UserError, "answered 400: no"),
-        ('answer 400 [{"error": {"code": 400, "message": "bad", "status": "INVALID_ARGUMENT"}}]', UserError, "answered 400: bad$"),
+        (
+            'answer 400 [{"error": {"code": 400, "message": "bad", "status": "INVALID_ARGUMENT"}}]',
+            UserError,
+            "answered 400: bad$",
+        ),
         (
             'answer 404 {"detail": "Not Found"}',
             UserError,
             r"404: Not Found; check base_url \(of most services it ends in /v1\) and the model",
         ),
-        ("answer 404 <html><title>nginx</title><body>Not here</body></html>", UserError, "404: nginx: nginx Not here; check base_url"),
+        (
+            "answer 404 <html><title>nginx</title><body>Not here</body></html>",
+            UserError,
+            "404: nginx: nginx Not here; check base_url",
+        ),
         # vLLM's, whose codes are numbers and whose guard knows text alone
         (
             says(404, "The model `gpt-4o-mini` does not exist.", type="NotFoundError", param="model", code=404),
@@ -307,7 +343,12 @@ def test_a_list_that_cannot_be_read_ends_nothing(server: ChatServer, fault: str)
         ),
         ('answer 401 {"error": "Unauthorized"}', UserError, r"does not know the key in \$OPENAI_API_KEY"),
         (
-            says(400, "This model's maximum context length is 8192 tokens. However, you requested 9002.", type="BadRequestError", code=400),
+            says(
+                400,
+                "This model's maximum context length is 8192 tokens. However, you requested 9002.",
+                type="BadRequestError",
+                code=400,
+            ),
             UserError,
             "maximum context length is 8192 tokens",
         ),
@@ -328,7 +369,9 @@ def test_what_a_service_said_is_passed_on(server: ChatServer, told: str, kind: t
         ("http://127.0.0.1\x0b/v1", "a character that cannot be sent"),
     ],
 )
-def test_addresses_that_cannot_be_asked(server: ChatServer, address: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_that_cannot_be_asked(
+    server: ChatServer, address: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.url = address
     with pytest.raises(UserError, match=f"^base_url: .*{message}"):
         complete(server)
@@ -343,11 +386,14 @@ def test_an_address_with_a_query_and_a_line_break(server: ChatServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "what"), [("sk-caf\u00e9-and-more", r"'\\xe9', which is not ASCII"), ("sk-one\nsk-two", "a blank or a line break")]
+    ("key", "what"),
+    [("sk-caf\u00e9-and-more", r"'\\xe9', which is not ASCII"), ("sk-one\nsk-two", "a blank or a line break")],
 )
 def test_keys_that_cannot_be_sent(server: ChatServer, key: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(UserError, match=rf"\$OPENAI_API_KEY cannot be sent as a key: its character 7 is {what}") as caught:
+    with pytest.raises(
+        UserError, match=rf"\$OPENAI_API_KEY cannot be sent as a key: its character 7 is {what}"
+    ) as caught:
         complete(server)
     assert key not in str(caught.value)
 
@@ -381,7 +427,11 @@ def test_members_without_a_value_are_as_good_as_none(server: ChatServer) -> None
 
 def test_the_config_for_a_served_vllm_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of docs/serving.md, at a service without fine-tuning jobs."""
-    (block,) = [one for one in blocks_of(ROOT / "docs" / "serving.md") if one.language == "yaml" and "provider: vllm" in one.text]
+    (block,) = [
+        one
+        for one in blocks_of(ROOT / "docs" / "serving.md")
+        if one.language == "yaml" and "provider: vllm" in one.text
+    ]
     data = parse_yaml(block.text, str(block))
     data["scenario"]["data"] = {"source": "built_in", "num_train": 2, "num_test": 2}
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 4, "num_test_items": 2}
@@ -389,7 +439,9 @@ def test_the_config_for_a_served_vllm_plays(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("OPENAI_API_KEY", provider_service.API_KEY)
     with provider_thread(tmp_path, roles=says, base_models=["qwen"], has_fine_tuning=False) as provider:
         data["providers"]["vllm"]["base_url"] = provider.base_url
-        metrics = run_experiment(config_from_dict({**data, "iterations": 1, "algorithm": rule}), tmp_path / "run", quiet=True).metrics
+        metrics = run_experiment(
+            config_from_dict({**data, "iterations": 1, "algorithm": rule}), tmp_path / "run", quiet=True
+        ).metrics
         assert {bill["model"] for bill in provider.ledger("chat")} == {"qwen"}
     assert metrics["train/verifier/undecided"] == metrics["train/verifier/invalid_share"] == 0
 
@@ -418,11 +470,16 @@ def test_what_may_have_been_billed_is_uncertain(server: ChatServer, fault: str) 
     assert reply.uncertain == budget.spending.uncertain == WORST
     assert budget.spending.models["gpt-4o-mini"].calls == 1
     assert bool(reply.cost_pusd) == (not fault.startswith("no_"))
-    assert budget.spending.amount.pusd == reply.cost_pusd == reply.completion_tokens * 600_000 + reply.prompt_tokens * 150_000
+    assert (
+        budget.spending.amount.pusd
+        == reply.cost_pusd
+        == reply.completion_tokens * 600_000 + reply.prompt_tokens * 150_000
+    )
 
 
 def test_who_answered_and_hidden_and_cached_tokens_are_known(server: ChatServer) -> None:
-    """Tokens that stand in the total alone are paid as part of the reply; cached ones have a price if the table says so."""
+    """Tokens that stand in the total alone are paid as part of the reply; cached ones have a price if the table says
+    so."""
     server.plan = lambda attempt: "details"
     budget = Budget()
     prices = {"gpt-4o-mini": PriceSettings(0.15, 0.6, cached_input=0.05)}
@@ -476,7 +533,9 @@ def test_the_budget_is_never_exceeded_with_many_in_flight(server: ChatServer) ->
     budget = Budget(BudgetSettings(usd=usd))
 
     async def many(client: OpenAIChat) -> list[Any]:
-        return await asyncio.gather(*(client.complete(request(f"k{number}")) for number in range(200)), return_exceptions=True)
+        return await asyncio.gather(
+            *(client.complete(request(f"k{number}")) for number in range(200)), return_exceptions=True
+        )
 
     outcomes = run(server, many, budget)
     refused_ = [outcome for outcome in outcomes if isinstance(outcome, BudgetExhausted)]
@@ -513,7 +572,12 @@ def test_reading_retry_after() -> None:
     assert retry_after_s({"retry-after": "2"}, 0.0) == 2.0
     assert retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, 40.0) == 60.0
     assert retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 40.0) == 0.0
-    assert [retry_after_s({"retry-after": text}, 0.0) for text in ("soon", "nan", "inf", "-3")] == [None, None, None, 0.0]
+    assert [retry_after_s({"retry-after": text}, 0.0) for text in ("soon", "nan", "inf", "-3")] == [
+        None,
+        None,
+        None,
+        0.0,
+    ]
     assert retry_after_s({}, time.time()) is None
 
 
@@ -532,7 +596,9 @@ def test_errors_in_any_form_are_understood(body: bytes) -> None:
     assert refused(400, body, {}, "x", "V", "m").reaction == "user"
 
 
-def test_a_key_at_the_cut_of_a_long_message_is_hidden_whole(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_at_the_cut_of_a_long_message_is_hidden_whole(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = "sk-" + "wrong" * 120
     monkeypatch.setenv("OPENAI_API_KEY", wrong)
     with pytest.raises(UserError, match="does not know the key") as caught:

@@ -1,4 +1,5 @@
-"""`OpenAIJobs` against the test provider: forms, lookups, what is repeated and what never, and how refusals are told."""
+"""`OpenAIJobs` against the test provider: forms, lookups, what is repeated and what never, and how refusals are
+told."""
 
 import asyncio
 import json
@@ -26,7 +27,9 @@ from tests.text.provider import API_KEY, Provider, provider_thread
 T = TypeVar("T")
 CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
 DATA = encode([supervised_line(CHAT, "yes"), supervised_line(CHAT, "no")])
-SPEC = FineTuneSpec(key="ab" * 32, method="supervised", model="base", suffix="prover-3", num_examples=2, num_tokens=20, num_epochs=2)
+SPEC = FineTuneSpec(
+    key="ab" * 32, method="supervised", model="base", suffix="prover-3", num_examples=2, num_tokens=20, num_epochs=2
+)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +62,9 @@ def test_forms() -> None:
     assert [json.loads(row) for row in DATA.splitlines()] == [supervised_line(CHAT, "yes"), supervised_line(CHAT, "no")]
     assert file_name(DATA) != file_name(DATA + b" ")
     assert method_of(SPEC) == {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}}
-    chosen = replace(SPEC, method="dpo", beta=0.2, batch_size=4, learning_rate_multiplier=0.5, learning_rate=1.0, num_epochs=None)
+    chosen = replace(
+        SPEC, method="dpo", beta=0.2, batch_size=4, learning_rate_multiplier=0.5, learning_rate=1.0, num_epochs=None
+    )
     expected = {"beta": 0.2, "batch_size": 4, "learning_rate_multiplier": 0.5}
     assert method_of(chosen) == {"type": "dpo", "dpo": {"hyperparameters": expected}}
 
@@ -238,24 +243,37 @@ def answered(status: int, body: Any) -> Failure:
     ("failure", "raised", "said"),
     [
         (
-            answered(400, {"error": {"message": "File file-1 is not ready to be used for fine-tuning. Please try again later."}}),
+            answered(
+                400,
+                {"error": {"message": "File file-1 is not ready to be used for fine-tuning. Please try again later."}},
+            ),
             Busy,
             "not ready",
         ),
         (answered(400, {"error": {"message": "The file is still being processed"}}), Busy, "still being processed"),
-        (answered(400, {"error": {"message": "At most 4 jobs a day", "code": "daily_rate_limit_exceeded"}}), Busy, "4 jobs a day"),
+        (
+            answered(400, {"error": {"message": "At most 4 jobs a day", "code": "daily_rate_limit_exceeded"}}),
+            Busy,
+            "4 jobs a day",
+        ),
         (
             answered(400, {"error": {"message": "bad suffix"}}),
             UserError,
             "the fine-tuning job on 'base' was refused, nothing was charged: .*bad suffix",
         ),
-        (answered(422, {"detail": [{"loc": ["body", "seed"], "msg": "not permitted"}]}), UserError, "refused, .*body.seed: not permitted"),
+        (
+            answered(422, {"detail": [{"loc": ["body", "seed"], "msg": "not permitted"}]}),
+            UserError,
+            "refused, .*body.seed: not permitted",
+        ),
         (answered(400, {"error": {"message": "this method is for others"}}), UserError, "not fine-tuned by supervised"),
         (told_in_answer({"error": {"message": "no credit", "code": 402}}, "here", "KEY", ""), UserError, "no credit"),
         (told_in_answer({"error": "asleep"}, "here", "KEY", ""), InDoubt, "asleep"),
     ],
 )
-def test_what_a_refused_creation_means(monkeypatch: pytest.MonkeyPatch, failure: Failure, raised: type[Exception], said: str) -> None:
+def test_what_a_refused_creation_means(
+    monkeypatch: pytest.MonkeyPatch, failure: Failure, raised: type[Exception], said: str
+) -> None:
     """What a later request may not meet is waited for; else the words of the service stand there, and no guess."""
     found = OpenAIJobs(OpenAIProvider(base_url="http://here/v1", api_key_variable="TEST_KEY"))._refused(failure, SPEC)
     assert type(found) is raised
@@ -283,7 +301,11 @@ def test_a_model_that_is_not_listed_may_be_fine_tuned(tmp_path: Path) -> None:
 def test_a_wrong_key_names_the_variable_and_not_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with provider_thread(tmp_path) as provider:
         monkeypatch.setenv("TEST_KEY", "sk-canary-and-wrong")
-        for use in (lambda b: b.check("base", "supervised"), lambda b: b.submit(SPEC, "file-0"), lambda b: b.upload("x", DATA)):
+        for use in (
+            lambda b: b.check("base", "supervised"),
+            lambda b: b.submit(SPEC, "file-0"),
+            lambda b: b.upload("x", DATA),
+        ):
             message = told(provider, use)
             assert "$TEST_KEY" in message
             assert "canary" not in message
@@ -310,10 +332,13 @@ def test_a_provider_that_stays_away(tmp_path: Path) -> None:
 
 
 def test_what_services_say_of_jobs() -> None:
-    """A model without a name is none, and so are tokens that are no count; a status that is not known is told of, and waited for."""
+    """A model without a name is none, and so are tokens that are no count; a status that is not known is told of, and
+    waited for."""
 
     def told(**fields: Any) -> Any:
-        return SimpleNamespace(id="ftjob-1", **{"status": "succeeded", "fine_tuned_model": "m", "trained_tokens": 5, **fields})
+        return SimpleNamespace(
+            id="ftjob-1", **{"status": "succeeded", "fine_tuned_model": "m", "trained_tokens": 5, **fields}
+        )
 
     assert (_as_job(told()).model, _as_job(told()).trained_tokens) == ("m", 5)
     for model, tokens in (("", 0), ({}, -5), (5, True), (None, "12")):
@@ -322,7 +347,12 @@ def test_what_services_say_of_jobs() -> None:
     for error in ({"message": "no"}, ["no"], "no", SimpleNamespace(message="no"), {"code": "no"}):
         assert _as_job(told(error=error)).error == "no"
     assert [_as_job(told(error=error)).error for error in (None, {}, [], "")] == [None] * 4
-    for word, status in (("SUCCESS", "succeeded"), ("notRunning", "pending"), ("expired", "failed"), ("cancelling", "running")):
+    for word, status in (
+        ("SUCCESS", "succeeded"),
+        ("notRunning", "pending"),
+        ("expired", "failed"),
+        ("cancelling", "running"),
+    ):
         assert _as_job(told(status=word)).status == status
     with pytest.warns(UserWarning, match="'stalled', which is no status"):
         job = _as_job(told(status="stalled"))

@@ -36,7 +36,9 @@ def the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def using(server: Service, folder: Path, use: Callable[[TrainingServiceJobs], Awaitable[T]], every: int = 3) -> T:
     async def run() -> T:
-        backend = TrainingServiceJobs(PROVIDER, folder, server, checkpoint_every=every, poll_interval_s=0.005, first_wait_s=0.001)
+        backend = TrainingServiceJobs(
+            PROVIDER, folder, server, checkpoint_every=every, poll_interval_s=0.005, first_wait_s=0.001
+        )
         try:
             return await use(backend)
         finally:
@@ -170,7 +172,9 @@ def test_chats(tmp_path: Path) -> None:
     async def ask(key: str, **changes: Any) -> Any:
         chat = MeteredChat(TrainingServiceChat(PROVIDER, server), budget, price_list(PROVIDER, budget.in_usd))
         try:
-            return await chat.complete(ChatRequest(**{"key": key, "model": model, "messages": CHAT, "max_tokens": 9, **changes}))
+            return await chat.complete(
+                ChatRequest(**{"key": key, "model": model, "messages": CHAT, "max_tokens": 9, **changes})
+            )
         finally:
             await chat.close()
 
@@ -198,6 +202,12 @@ def test_the_stand_in_has_the_librarys_signatures() -> None:
     ours = [(getattr(training_service, name), getattr(tinker, name)) for name in ("TrainingClient", "SamplingClient")]
     for stand_in, theirs in [*ours, (Service, tinker.ServiceClient), (Service, tinker.RestClient)]:
         for method, function in inspect.getmembers(stand_in, inspect.isfunction):
-            if method.startswith("_") or method in ("logprobs", "weights") or (stand_in is Service and not hasattr(theirs, method)):
+            if (
+                method.startswith("_")
+                or method in ("logprobs", "weights")
+                or (stand_in is Service and not hasattr(theirs, method))
+            ):
                 continue
-            assert set(inspect.signature(function).parameters) <= set(inspect.signature(getattr(theirs, method)).parameters), method
+            assert set(inspect.signature(function).parameters) <= set(
+                inspect.signature(getattr(theirs, method)).parameters
+            ), method

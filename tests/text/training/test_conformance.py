@@ -93,7 +93,9 @@ def tired() -> Any:
 
 def swapped(trees: Sequence[Any], agent: LearningAgent) -> Preferences:
     found = malt.pairs(trees, agent)
-    return Preferences([replace(pair, chat=[*pair.chat, {"role": "assistant", "content": pair.rejected}]) for pair in found.pairs])
+    return Preferences(
+        [replace(pair, chat=[*pair.chat, {"role": "assistant", "content": pair.rejected}]) for pair in found.pairs]
+    )
 
 
 def plainly(turns: AgentTurns, memory: Any, settings: Any) -> tuple[Advantages, dict[str, float]]:
@@ -132,7 +134,10 @@ def unclamped(log_prob_NT: Any, old_NT: Any, advantage_N: Any, *rest: Any) -> tu
         (TextRule(Jobs, examples=anyhow), "examples gives something else when it is asked again"),
         (TextRule(Jobs, examples=others), "'prover' learns a reply that it never gave"),
         (TextRule(Jobs, examples=emptied), "examples changes the dialogues"),
-        (TextRule(Jobs, examples=lambda dialogues, agent: []), "examples finds nothing to learn .*; share: nothing reads this key"),
+        (
+            TextRule(Jobs, examples=lambda dialogues, agent: []),
+            "examples finds nothing to learn .*; share: nothing reads this key",
+        ),
         (TextRule(Jobs, examples=tired()), "stopped and resumed gives other figures"),
         (TextRule(Trees, pairs=swapped), "learns from a chat that is empty or ends in a reply"),
         (TextRule(Tokens, advantages=standardised), "advantages must be one finite number"),
@@ -143,13 +148,26 @@ def unclamped(log_prob_NT: Any, old_NT: Any, advantage_N: Any, *rest: Any) -> tu
             "depends on the advantages",
         ),
         (TextRule(Lossy, advantages=plainly, loss=unclamped), "clamp the ratio"),
-        (TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: -log_prob_NT), "loss gives .*expected \\(loss_NT, figures"),  # type: ignore[arg-type,return-value]
-        (TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: (-log_prob_NT.mean(), {})), "loss and its figures must be"),
+        (
+            TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: -log_prob_NT),
+            "loss gives .*expected \\(loss_NT, figures",
+        ),  # type: ignore[arg-type,return-value]
+        (
+            TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: (-log_prob_NT.mean(), {})),
+            "loss and its figures must be",
+        ),
         (TextRule(Lossy, advantages=plainly, loss=untied), "loss has no gradient .*without detach"),
         (TextRule(Lossy, advantages=plainly, loss=renamed), "loss gives a figure tokens, which the run itself has"),
-        (TextRule(Lossy, advantages=lambda turns, *rest: Advantages(turns.return_N), loss=likelihood), "advantages gives .*expected"),  # type: ignore[arg-type,return-value]
         (
-            TextRule(Lossy, advantages=lambda turns, *rest: (Advantages(turns.return_N), {"mean": turns.return_N}), loss=likelihood),  # type: ignore[dict-item]
+            TextRule(Lossy, advantages=lambda turns, *rest: Advantages(turns.return_N), loss=likelihood),
+            "advantages gives .*expected",
+        ),  # type: ignore[arg-type,return-value]
+        (
+            TextRule(
+                Lossy,
+                advantages=lambda turns, *rest: (Advantages(turns.return_N), {"mean": turns.return_N}),
+                loss=likelihood,
+            ),  # type: ignore[dict-item]
             "advantages must remember finite numbers",
         ),
         (

@@ -41,7 +41,9 @@ def test_with_the_real_scenario() -> None:
         parsed = scenario.parse(dialogue, agent, text)
         dialogue = advance(scenario, dialogue, [Turn(agent, text, parsed.messages, parsed.decision, parsed.confidence)])
     assert dialogue.verdict == REJECT
-    (made,), left = replaced_guesses([dialogue], LearningAgent("verifier", scenario, settings(guess_replacement=1.0), 0, 0))
+    (made,), left = replaced_guesses(
+        [dialogue], LearningAgent("verifier", scenario, settings(guess_replacement=1.0), 0, 0)
+    )
     assert not left
     assert made.completion == "Decision: 7"
     assert [message["role"] for message in made.chat] == ["system", "assistant", "user"]
@@ -57,18 +59,29 @@ def test_dialogues_are_drawn_by_what_their_own_role_pays() -> None:
         replace(start_dialogue(Item(seed, 1), seed), rounds=turns, rewards=({}, {"prover": one, "verifier": 0.0}))
         for seed, one in paid.items()
     ]
-    rule = settings(selection="weighted_sampling", sample_size_factor=0.5, weighting_with_replacement=False, weighting_epsilon=0.0)
+    rule = settings(
+        selection="weighted_sampling", sample_size_factor=0.5, weighting_with_replacement=False, weighting_epsilon=0.0
+    )
     found = examples(dialogues, LearningAgent("prover", scenario, rule, 0, 0))
     assert [example.chat[0]["content"] for example in found] == ["You are prover. Item 2.", "You are prover. Item 1."]
-    assert len(examples(dialogues, LearningAgent("verifier", scenario, rule, 0, 0))) == 2, "who is told no role has one pool"
+    assert len(examples(dialogues, LearningAgent("verifier", scenario, rule, 0, 0))) == 2, (
+        "who is told no role has one pool"
+    )
 
 
 def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> None:
-    """One about each item. A scenario without any is refused before a run begins, and so are models too small for the chats."""
+    """One about each item. A scenario without any is refused before a run begins, and so are models too small for the
+    chats."""
     config: Any = config_from_dict(
         {
             "protocol": {"name": "bisection", "max_rounds": 3},
-            "scenario": {"name": "state_tracking", "length": 2, "num_train": 8, "num_test": 2, "agents": {"_default": {"model": "words"}}},
+            "scenario": {
+                "name": "state_tracking",
+                "length": 2,
+                "num_train": 8,
+                "num_test": 2,
+                "agents": {"_default": {"model": "words"}},
+            },
             "algorithm": {"name": "expert_iteration", "format_warmup": 8, "warmup_agents": ["prover1"]},
             "providers": {"local": {"name": "local"}},
         }
@@ -77,11 +90,16 @@ def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> Non
     dialogues = [start_dialogue(item, 5) for item in prepared.items["train"]]
     lines = format_warmup_set(config, prepared.scenario, dialogues, ["prover0", "prover1"]).lines
     shown = [prepared.scenario.warm_example(item, "prover1", 5) for item in prepared.items["train"]]
-    assert [[message["content"] for message in line["messages"]] for line in lines] == [[chat[0]["content"], said] for chat, said in shown]
+    assert [[message["content"] for message in line["messages"]] for line in lines] == [
+        [chat[0]["content"], said] for chat, said in shown
+    ]
     small = {"name": "local", "word_model": {"context": 32}}
     poker = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
     for changes, said in (
-        ({**poker, "algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["player1"]}}, "warmup_agents: matrix_game has no"),
+        (
+            {**poker, "algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["player1"]}},
+            "warmup_agents: matrix_game has no",
+        ),
         (
             {**poker, "algorithm": {"name": "policy_gradient", "warmup_steps": 1}},
             "warmup_steps: matrix_game has no examples of its own",

@@ -1,4 +1,5 @@
-"""Processes of a run of language agents that hang without dying: ended and made again, or waited for; the figures are the same."""
+"""Processes of a run of language agents that hang without dying: ended and made again, or waited for; the figures are
+the same."""
 
 import os
 import re
@@ -44,14 +45,24 @@ CASES: dict[str, tuple[TextExperimentConfig, str, int, Find]] = {
         1,
         lambda made: made.parts._workers.pool.actors[1],
     ),
-    "chat actor": (load_config(CONFIGS / "ei_cv_offline.yaml", FINE_TUNED), "test", 0, lambda made: made.parts._hosts["local"].chat),
+    "chat actor": (
+        load_config(CONFIGS / "ei_cv_offline.yaml", FINE_TUNED),
+        "test",
+        0,
+        lambda made: made.parts._hosts["local"].chat,
+    ),
     "training actor": (
         load_config(CONFIGS / "ei_cv_offline.yaml", FINE_TUNED),
         "await_jobs",
         0,
         lambda made: made.parts._hosts["local"].training,
     ),
-    "rollout worker of policy gradient": (config_of(num_rollout_workers=2), "sample", 1, lambda made: made._playing.plays.pool.actors[1]),
+    "rollout worker of policy gradient": (
+        config_of(num_rollout_workers=2),
+        "sample",
+        1,
+        lambda made: made._playing.plays.pool.actors[1],
+    ),
 }
 """The config, the stage and the iteration before which an actor is stopped, and who that is."""
 
@@ -61,8 +72,11 @@ def process_of(actor: Any) -> int:
     return ray.get(actor.__ray_call__.options(concurrency_group=GROUP).remote(lambda _: os.getpid()))
 
 
-def played(config: TextExperimentConfig, path: Path, stage: str, iteration: int, find: Find | None, half_a_minute: bool = False) -> float:
-    """Work on a new run. find: who is stopped there, for ever or for half a minute; returns the seconds from there on."""
+def played(
+    config: TextExperimentConfig, path: Path, stage: str, iteration: int, find: Find | None, half_a_minute: bool = False
+) -> float:
+    """Work on a new run. find: who is stopped there, for ever or for half a minute; returns the seconds from there
+    on."""
     began = time.monotonic()
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         trainer = begin(config, folder, prepare(config), new_state(config))
@@ -88,7 +102,8 @@ def said(path: Path) -> dict[str, str]:
 def models(path: Path) -> dict[str, bytes]:
     """Weights by the models' names, without what names the run."""
     found = {
-        re.sub("-[0-9a-f]{12}$", "", file.parent.name): file.read_bytes() for file in (path / "local" / "models").rglob("*.safetensors")
+        re.sub("-[0-9a-f]{12}$", "", file.parent.name): file.read_bytes()
+        for file in (path / "local" / "models").rglob("*.safetensors")
     }
     assert len(found) > 1
     return found
@@ -125,7 +140,9 @@ def test_a_process_that_is_stopped_is_made_again_or_waited_for(
         assert rows(tmp_path / name) == rows(undisturbed)
         assert said(tmp_path / name) == said(undisturbed)
         assert models(tmp_path / name) == models(undisturbed)
-        replaced = "gave no sign of life for 10 s (fault_tolerance.hang_timeout_s) and is ended" in capfd.readouterr().err
+        replaced = (
+            "gave no sign of life for 10 s (fault_tolerance.hang_timeout_s) and is ended" in capfd.readouterr().err
+        )
         assert replaced == (name == "for ever")
         assert seconds < 150.0
         assert replaced or seconds > 29.0, "it was stopped, and went on"

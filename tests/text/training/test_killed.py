@@ -32,12 +32,18 @@ def progress(run: Path) -> int:
 
 
 def trained(config: Path, run: Path, kills: int, draw: random.Random) -> int:
-    """`nip-ray train --or-resume` until the run is finished; how often it was killed. The kills come at any moment of an iteration."""
+    """`nip-ray train --or-resume` until the run is finished; how often it was killed. The kills come at any moment of
+    an iteration."""
     arguments = command(["train", config, "--run-dir", run, "--or-resume", "--quiet"])
     killed = 0
     while True:
         process = subprocess.Popen(
-            arguments, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True
+            arguments,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            text=True,
         )
         before = progress(run)
         while killed < kills and process.poll() is None and progress(run) <= before:

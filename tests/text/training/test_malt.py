@@ -41,7 +41,8 @@ def speaker(depth: int) -> str:
 
 
 def random_tree(random: np.random.Generator, number: int = 0) -> Node:
-    """Depth up to 5, width 2 to 4, ends anywhere; rewards are eighths, exact in binary, at inner nodes too. An eighth is invalid."""
+    """Depth up to 5, width 2 to 4, ends anywhere; rewards are eighths, exact in binary, at inner nodes too. An eighth
+    is invalid."""
     width = int(random.integers(2, 5))
     depth = int(random.integers(1, 6 if width == 2 else 4))
 
@@ -75,7 +76,9 @@ def nodes(node: Node) -> Iterator[Node]:
 def expected_by_enumeration(node: Node, agent: str) -> Fraction:
     """Over all dialogues that end below the node: the mean of what is paid from the node's own round on."""
     first = max(len(node.path) - 1, 0)
-    sums = [sum((Fraction(paid[agent]) for paid in leaf.dialogue.rewards[first:]), Fraction(0)) for leaf in leaves(node)]
+    sums = [
+        sum((Fraction(paid[agent]) for paid in leaf.dialogue.rewards[first:]), Fraction(0)) for leaf in leaves(node)
+    ]
     return sum(sums, Fraction(0)) / len(sums)
 
 
@@ -108,7 +111,9 @@ class Reference:
         if not good or not bad:
             return "invalid"
         path = ".".join(str(i) for i in node.path)
-        random = np.random.default_rng(stable_seed(seed, "malt", node.dialogue.item.id, node.dialogue.seed, path, self.agent))
+        random = np.random.default_rng(
+            stable_seed(seed, "malt", node.dialogue.item.id, node.dialogue.seed, path, self.agent)
+        )
         preferred, rejected = good[random.integers(len(good))].raw, bad[random.integers(len(bad))].raw
         return "equal" if preferred == rejected else (preferred, rejected)
 
@@ -142,13 +147,20 @@ def test_labels_and_pairs_of_random_trees_equal_brute_force() -> None:
 
 
 def by_hand() -> Node:
-    """The verifier asks (two ways, paid -0.25 for not deciding), the prover answers (two ways), and the verdict is paid."""
+    """The verifier asks (two ways, paid -0.25 for not deciding), the prover answers (two ways), and the verdict is
+    paid."""
     root = Node(start_dialogue(Item(0, 1), 5))
 
     def ask(number: int, ends: tuple[float, float]) -> Node:
         node = child(root, number, {"prover": 0.0, "verifier": -0.25}, (Turn("verifier", f"question {number}", {}),))
         answers = [
-            child(node, i, {"prover": float(paid > 0), "verifier": paid}, (Turn("prover", f"answer {number}{i}", {}),), True)
+            child(
+                node,
+                i,
+                {"prover": float(paid > 0), "verifier": paid},
+                (Turn("prover", f"answer {number}{i}", {}),),
+                True,
+            )
             for i, paid in enumerate(ends)
         ]
         return replace(node, children=tuple(answers))
@@ -235,7 +247,8 @@ def test_trees_of_real_protocols(name: str) -> None:
 
 
 def test_children_are_played_at_the_same_time() -> None:
-    """A branch does not wait for its cousins: the first round of one and the second of another are under way together."""
+    """A branch does not wait for its cousins: the first round of one and the second of another are under way
+    together."""
     running, most, seen = 0, 0, set[tuple[int, ...]]()
 
     async def slow(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
@@ -246,7 +259,9 @@ def test_children_are_played_at_the_same_time() -> None:
         running -= 1
         seen.add(path)
         turn = Turn("verifier", str(path), {})
-        return replace(dialogue, rounds=(*dialogue.rounds, (turn,)), rewards=(*dialogue.rewards, {}), ended=len(path) == 3)
+        return replace(
+            dialogue, rounds=(*dialogue.rounds, (turn,)), rewards=(*dialogue.rewards, {}), ended=len(path) == 3
+        )
 
     tree = asyncio.run(grow(tiny("nip"), Item(0, 1), 0, 3, slow))
     assert len(list(leaves(tree))) == 27

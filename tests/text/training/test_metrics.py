@@ -42,10 +42,15 @@ PLAYED = [
 
 
 def test_risk_against_coverage_of_verdicts_on_a_scale() -> None:
-    """Sureness .9 (right), .8 (wrong), .7 (right), and one that is left undecided: a quarter, a half and three quarters of all items."""
+    """Sureness .9 (right), .8 (wrong), .7 (right), and one that is left undecided: a quarter, a half and three quarters
+    of all items."""
     graded = [over(0, 1, ACCEPT, 0.9), over(1, 1, REJECT, 0.2), over(2, 0, REJECT, 0.3), over(3, 1, CONTINUE)]
     found = risk_and_coverage(graded)["calibration"]["selective"]
-    assert [(point["coverage"], point["risk"]) for point in found["curve"]] == [(0.25, 0), (0.5, 0.5), (0.75, pytest.approx(1 / 3))]
+    assert [(point["coverage"], point["risk"]) for point in found["curve"]] == [
+        (0.25, 0),
+        (0.5, 0.5),
+        (0.75, pytest.approx(1 / 3)),
+    ]
     assert found["area"]["estimate"] == pytest.approx(5 / 18, abs=1e-9)
     assert risk_and_coverage(PLAYED) == {}, "all equally sure"
     assert risk_and_coverage([*graded, over(0, 1, ACCEPT, 0.8)]) == {}, "an item twice"
@@ -58,7 +63,9 @@ def test_flat_figures_and_record_agree() -> None:
         groups = {"difficulty": lambda item: item.difficulty}
         flat = dialogue_metrics(dialogues, scenario.protocol, groups)
         record = dialogue_record(dialogues, scenario.protocol, groups=groups)
-        assert {key: figure["estimate"] for key, figure in record.items() if figure["estimate"] is not None} == pytest.approx(flat)
+        assert {
+            key: figure["estimate"] for key, figure in record.items() if figure["estimate"] is not None
+        } == pytest.approx(flat)
         json.dumps(record, allow_nan=False)
 
 
@@ -70,7 +77,12 @@ def test_each_member_of_a_panel_has_the_figures_of_its_own_vote() -> None:
     for judge in ("judge0", "judge1"):
         given = []
         for dialogue in dialogues:
-            cast = [turn.decision for turns in dialogue.rounds for turn in turns if turn.agent == judge and turn.decision != CONTINUE]
+            cast = [
+                turn.decision
+                for turns in dialogue.rounds
+                for turn in turns
+                if turn.agent == judge and turn.decision != CONTINUE
+            ]
             assert len(cast) <= 1, "who has voted has no more turns"
             given.append((dialogue.item.y, cast[0] if cast else CONTINUE))
         assert found[f"{judge}/accuracy"] == pytest.approx(sum(y == vote for y, vote in given) / len(given))
@@ -78,7 +90,12 @@ def test_each_member_of_a_panel_has_the_figures_of_its_own_vote() -> None:
         assert {f"{judge}/{name}" for name in ("brier", "worst_case", "precision")} <= found.keys()
         for dialogue, (y, vote) in zip(dialogues, given):
             assert transcript_record(scenario, dialogue)["votes"][judge] == ("reject", "accept", "undecided")[vote]
-            sure = [turn.confidence for turns in dialogue.rounds for turn in turns if turn.agent == judge and turn.confidence is not None]
+            sure = [
+                turn.confidence
+                for turns in dialogue.rounds
+                for turn in turns
+                if turn.agent == judge and turn.confidence is not None
+            ]
             truth = 0.0 if not sure else sure[0] if y else 1 - sure[0]
             assert dialogue.total(judge) == pytest.approx(2 * truth - 1, abs=1e-6)
     assert any(len(dialogue.rounds) == 4 for dialogue in dialogues)

@@ -1,4 +1,5 @@
-"""Policy gradient where others play and learn: rollout workers, learners, dialogues that are played while models learn."""
+"""Policy gradient where others play and learn: rollout workers, learners, dialogues that are played while models
+learn."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +33,13 @@ def config_of(
     """opponents: from the past; without them, or `all_learn`, the verifier alone learns."""
     agent = {"model": "words", "max_tokens": 2, "max_invalid_replies": 1}
     prover = {**agent, "frozen": opponents is None and not all_learn}
-    rule = {"rollouts_per_iteration": 12, "group_size": 4, "evaluate_every": 2, "learning_rate": 1e-3, "checkpoint_every": 2}
+    rule = {
+        "rollouts_per_iteration": 12,
+        "group_size": 4,
+        "evaluate_every": 2,
+        "learning_rate": 1e-3,
+        "checkpoint_every": 2,
+    }
     config = config_from_dict(
         {
             "name": "tiny",
@@ -98,7 +105,9 @@ def stale(staleness: int, iterations: int, monkeypatch: pytest.MonkeyPatch, **pa
 
 def trained(config: TextExperimentConfig, path: Path, stages: int = 99) -> None:
     """Work on a run, new or begun, for so many stages."""
-    with RunFolder.open(path, write=True) if path.exists() else RunFolder.create(path, config_to_yaml(config)) as folder:
+    with (
+        RunFolder.open(path, write=True) if path.exists() else RunFolder.create(path, config_to_yaml(config)) as folder
+    ):
         state = load_state(folder) if (path / "state.json").exists() else new_state(config)
         save_state(folder, state)
         trainer = begin(config, folder, prepare(config), state)
@@ -114,18 +123,24 @@ def trained(config: TextExperimentConfig, path: Path, stages: int = 99) -> None:
 def test_dialogues_are_played_ahead_and_played_again_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opponents: dict[str, Any] | None
 ) -> None:
-    """By the weights of one iteration before, against which they are checked; ratios are to the recorded log-probabilities."""
-    form = {"format_warmup": 40, "warmup_batch_size": 8, "warmup_learning_rate": 1e-2}  # without it no reply may be paid
+    """By the weights of one iteration before, against which they are checked; ratios are to the recorded
+    log-probabilities."""
+    # without it no reply may be paid
+    form = {"format_warmup": 40, "warmup_batch_size": 8, "warmup_learning_rate": 1e-2}
     config = stale(1, 5, monkeypatch, opponents=opponents, kl_coefficient=0.1, **form)
     trained(config, tmp_path / "whole")
-    trained(config, tmp_path / "killed", 4)  # the warm-up and three iterations, the last of which is not in a checkpoint
+    # the warm-up and three iterations, the last of which is not in a checkpoint
+    trained(config, tmp_path / "killed", 4)
     trained(config, tmp_path / "killed")
     assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
     made = rows(tmp_path / "whole")
     assert [row["learn/verifier/staleness"] for row in made] == [0, 1, 1, 1, 1]
     last = {split: read_lines(rollout_file(tmp_path / "whole", split, 4)) for split in ("train", "test")}
-    assert {split: {record["policy_version"] for record in found} for split, found in last.items()} == {"train": {3}, "test": {5}}
+    assert {split: {record["policy_version"] for record in found} for split, found in last.items()} == {
+        "train": {3},
+        "test": {5},
+    }
     assert all(row["learn/verifier/logprob_difference"] < 1e-5 for row in made)
     assert [row["learn/verifier/ratio_max"] > 1.0001 for row in made] == [False, True, True, True, True]
     with pytest.raises(TrainingError, match="max_logprob_difference"):
@@ -138,7 +153,9 @@ def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Apart, "delay", 0.4)
     taken = []
     for staleness in (0, 1):
-        trained(stale(staleness, 12, monkeypatch, rollouts_per_iteration=4, num_test_items=1), tmp_path / str(staleness))
+        trained(
+            stale(staleness, 12, monkeypatch, rollouts_per_iteration=4, num_test_items=1), tmp_path / str(staleness)
+        )
         with RunFolder.open(tmp_path / str(staleness)) as folder:
             taken.append(sum(row["time/play_s"] + row["time/learn_s"] for row in folder.metrics()))
     assert taken[1] < 0.6 * taken[0], taken
@@ -153,9 +170,12 @@ LEARNERS = {"num_learners": 2}
 def test_what_is_said_does_not_depend_on_where(
     ray_session: None, tmp_path: Path, opponents: dict[str, Any] | None, places: dict[str, Any]
 ) -> None:
-    """With two rollout workers, who have opponents from the past, or one of whom dies where there are learners too: the dialogues of one
-    process, and nearly its figures."""
-    here, there = (config_of(opponents=opponents, kl_coefficient=0.1, **given) for given in ({}, {"num_rollout_workers": 2, **places}))
+    """With two rollout workers, who have opponents from the past, or one of whom dies where there are learners too: the
+    dialogues of one process, and nearly its figures."""
+    here, there = (
+        config_of(opponents=opponents, kl_coefficient=0.1, **given)
+        for given in ({}, {"num_rollout_workers": 2, **places})
+    )
     trained(here, tmp_path / "here")
     with RunFolder.create(tmp_path / "there", config_to_yaml(there)) as folder:
         trainer: Any = begin(there, folder, prepare(there), new_state(there))
@@ -167,7 +187,9 @@ def test_what_is_said_does_not_depend_on_where(
         finally:
             trainer.close()
     for file in ("000001.jsonl", "000003.jsonl", "test-000003.jsonl"):
-        assert (tmp_path / "here" / "rollouts" / file).read_bytes() == (tmp_path / "there" / "rollouts" / file).read_bytes()
+        assert (tmp_path / "here" / "rollouts" / file).read_bytes() == (
+            tmp_path / "there" / "rollouts" / file
+        ).read_bytes()
     for mine, theirs in zip(rows(tmp_path / "here"), rows(tmp_path / "there"), strict=True):
         met = [{key: row.pop(key) for key in list(row) if key.endswith("/met")} for row in (mine, theirs)]
         assert (met[0] == met[1], mine) == (True, pytest.approx(theirs, rel=1e-3, abs=1e-5))
@@ -186,7 +208,9 @@ def test_a_resume_with_workers_and_learners_is_exact(ray_session: None, tmp_path
 
 
 @pytest.mark.slow
-def test_models_with_learners_of_their_own_step_at_once(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_learners_of_their_own_step_at_once(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each begins its step when all do, or not at all; and all learn what they learn one after the other."""
     meeting = Barrier(3)
 

@@ -1,4 +1,5 @@
-"""Policy gradient of language models from end to end, with models of a few thousand weights: resume, groups, what ends a run."""
+"""Policy gradient of language models from end to end, with models of a few thousand weights: resume, groups, what ends
+a run."""
 
 import shutil
 from collections.abc import Callable
@@ -41,7 +42,13 @@ PAST = {"latest": 0.5, "every": 1, "size": 2, "sampling": "prioritised", "agents
 @pytest.fixture
 def make() -> Make:
     def made(opponents: Any = None, **algorithm: Any) -> TextExperimentConfig:
-        rule = {"rollouts_per_iteration": 16, "group_size": 4, "warmup_steps": 2, "warmup_batch_size": 8, "evaluate_every": 2}
+        rule = {
+            "rollouts_per_iteration": 16,
+            "group_size": 4,
+            "warmup_steps": 2,
+            "warmup_batch_size": 8,
+            "evaluate_every": 2,
+        }
         config = config_from_dict(
             {
                 "name": "tiny",
@@ -55,9 +62,20 @@ def make() -> Make:
                     "num_test": 4,
                     "agents": {"_default": {"model": "words", "max_tokens": 2, "max_invalid_replies": 1}},
                 },
-                "algorithm": {"name": "policy_gradient", **rule, "checkpoint_every": 2, "learning_rate": 1e-3, **algorithm},
+                "algorithm": {
+                    "name": "policy_gradient",
+                    **rule,
+                    "checkpoint_every": 2,
+                    "learning_rate": 1e-3,
+                    **algorithm,
+                },
                 "providers": {
-                    "local": {"name": "local", "method": "full", "max_batch_size": 64, "word_model": {"hidden_size": 32, "num_layers": 1}}
+                    "local": {
+                        "name": "local",
+                        "method": "full",
+                        "max_batch_size": 64,
+                        "word_model": {"hidden_size": 32, "num_layers": 1},
+                    }
                 },
             }
         )
@@ -76,7 +94,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def weights(path: Path) -> dict[str, bytes]:
     with RunFolder.open(path) as folder:
         models = load_state(folder).models()
-    return {group: (path / "local" / "models" / name / "model.safetensors").read_bytes() for group, name in models.items()}
+    return {
+        group: (path / "local" / "models" / name / "model.safetensors").read_bytes() for group, name in models.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,9 +110,21 @@ def weights(path: Path) -> dict[str, bytes]:
             "minibatch_size": 20,
             "kl_coefficient": 0.1,
         },
-        {"curriculum": [{"until_iteration": 2, "changes": ["scenario.length=2", "scenario.num_train=30", "protocol.max_rounds=3"]}]},
+        {
+            "curriculum": [
+                {
+                    "until_iteration": 2,
+                    "changes": ["scenario.length=2", "scenario.num_train=30", "protocol.max_rounds=3"],
+                }
+            ]
+        },
         pytest.param(
-            {"advantage": "leave_one_out", "agents": {"verifier": {"from_iteration": 3}}, "warmup_steps": 0, "format_warmup": 5},
+            {
+                "advantage": "leave_one_out",
+                "agents": {"verifier": {"from_iteration": 3}},
+                "warmup_steps": 0,
+                "format_warmup": 5,
+            },
             marks=pytest.mark.slow,
         ),
         {"opponents": PAST, "keep_checkpoints": 2, "checkpoint_every": 1},
@@ -118,17 +150,20 @@ def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dic
     learned = [row for row in rows(tmp_path / "whole") if "learn/verifier/loss" in row]
     assert [row["iteration"] for row in learned] == ([3, 4] if "agents" in rule else [1, 2, 3, 4])
     assert all(row["learn/prover0/logprob_difference"] < 1e-5 for row in rows(tmp_path / "whole"))
-    assert {"eval_sampled/verifier/accuracy", "eval/worst_case/soundness", "train/prover0/invalid_share"} <= rows(tmp_path / "whole")[
-        3
-    ].keys()
+    assert {"eval_sampled/verifier/accuracy", "eval/worst_case/soundness", "train/prover0/invalid_share"} <= rows(
+        tmp_path / "whole"
+    )[3].keys()
 
 
 def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past selves say what the models say that are given their weights; no turn of theirs is learned from; a group has one opponent."""
+    """Past selves say what the models say that are given their weights; no turn of theirs is learned from; a group has
+    one opponent."""
     learned: list[int] = []
     steps = PolicyGradientTrainer._steps
     monkeypatch.setattr(
-        PolicyGradientTrainer, "_steps", lambda self, group, turns, *rest: learned.append(len(turns)) or steps(self, group, turns, *rest)
+        PolicyGradientTrainer,
+        "_steps",
+        lambda self, group, turns, *rest: learned.append(len(turns)) or steps(self, group, turns, *rest),
     )
     config, run = make(PAST, keep_checkpoints=None, checkpoint_every=1), tmp_path / "run"
     run_experiment(config, run, quiet=True)
@@ -136,7 +171,11 @@ def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch
     (one, other), row = ([lines[place]["past"]["prover0"] for place in (8, 12)], rows(run)[-1])
     past = [{}] * 8 + [{"prover0": one, "verifier": one}] * 4 + [{"prover0": other, "prover1": other}] * 4
     assert [line.get("past", {}) for line in lines] == past
-    assert (row["opponents/prover1/met"], row["opponents/verifier/met"], row["opponents/snapshots"]) == (f"{one}:4", f"{other}:4", 2)
+    assert (row["opponents/prover1/met"], row["opponents/verifier/met"], row["opponents/snapshots"]) == (
+        f"{one}:4",
+        f"{other}:4",
+        2,
+    )
     speakers = [
         turn["agent"]
         for line, own in zip(lines, past, strict=True)
@@ -153,7 +192,9 @@ def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch
             model.take(kept if group == "prover1" else snapshot_weights(run, one, group))
         tasks = [replace(task, past={}) for task in trainer._train_tasks(3)[1][8:12]]
         again = trainer._playing.now(trainer.scenario, tasks, "train", 3).dialogues
-        assert [dialogue_record(trainer.scenario, dialogue) for dialogue in again] == [line["dialogue"] for line in lines[8:12]]
+        assert [dialogue_record(trainer.scenario, dialogue) for dialogue in again] == [
+            line["dialogue"] for line in lines[8:12]
+        ]
     (run / "past" / f"{one:06d}" / "prover0.safetensors").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"prover0\.safetensors cannot be read"):
         snapshot_weights(run, one, "prover0")
@@ -185,14 +226,20 @@ def test_prompts_that_lose_their_middle_are_told_of_and_end_a_run_where_they_are
         assert trainer._cut_prompts("eval_sampled", 0, replies) == {"eval_sampled/verifier/prompt_cut_share": 0.25}
         assert trainer._cut_prompts("train", 1, [replace(reply, cut=False) for reply in replies]) == {}
         assert "1 of 4 prompts of verifier lost their middle in iteration 1" in capsys.readouterr().err
-        with pytest.raises(TrainingError, match=r"4 of 4 prompts of verifier lost their middle in iteration 3.*max_length"):
+        with pytest.raises(
+            TrainingError, match=r"4 of 4 prompts of verifier lost their middle in iteration 3.*max_length"
+        ):
             trainer._cut_prompts("train", 2, [replace(reply, cut=True) for reply in replies])
         trainer.close()
 
 
 def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
-    """By checkpoints and snapshots alike. Who is given the weights of another time plays as then, in rows and in columns."""
-    run, config = tmp_path / "run", make(PAST, keep_checkpoints=None, warmup_steps=0, format_warmup=40, learning_rate=3e-2)
+    """By checkpoints and snapshots alike. Who is given the weights of another time plays as then, in rows and in
+    columns."""
+    run, config = (
+        tmp_path / "run",
+        make(PAST, keep_checkpoints=None, warmup_steps=0, format_warmup=40, learning_rate=3e-2),
+    )
     run_experiment(config.model_copy(update={"iterations": 2, "seed": 2}), run, quiet=True)
 
     def table() -> dict[tuple[str, str], Any]:
@@ -204,7 +251,10 @@ def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
     found = table()
     assert {*found} == {(row, column) for row in names for column in names}
     assert len({str(cell) for cell in found.values()}) > 2
-    kept, same = load_checkpoint(run / "checkpoints", 2).tensors["verifier"]["weights"], snapshot_weights(run, 2, "verifier")
+    kept, same = (
+        load_checkpoint(run / "checkpoints", 2).tensors["verifier"]["weights"],
+        snapshot_weights(run, 2, "verifier"),
+    )
     assert kept.keys() == same.keys()
     assert all(bool((kept[name] == same[name]).all()) for name in kept)
     shutil.rmtree(run / "checkpoints" / last)
@@ -218,13 +268,21 @@ def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
 
 def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None:
     """On the models that the run ended with; the run's own prover is measured before it learns anything more."""
-    raw = make(entropy_coefficient=0.1, kl_estimator="k2", agents={"verifier": {"kl_coefficient": 0.1}}).model_dump(mode="json")
-    raw["scenario"]["agents"]["prover1"] = {**raw["scenario"]["agents"]["_default"], "frozen": True, "max_invalid_replies": 20}
+    raw = make(entropy_coefficient=0.1, kl_estimator="k2", agents={"verifier": {"kl_coefficient": 0.1}}).model_dump(
+        mode="json"
+    )
+    raw["scenario"]["agents"]["prover1"] = {
+        **raw["scenario"]["agents"]["_default"],
+        "frozen": True,
+        "max_invalid_replies": 20,
+    }
     config: Any = config_from_dict({**raw, "iterations": 2, "opponents": {"every": 1, "latest": 0.5}})
     run_experiment(config, tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match=r"nip-ray cross-play .*/run --checkpoints"):
         rerun_tests(tmp_path / "run")
-    chosen = [f"evaluation.attack.{setting}" for setting in ("goals=[soundness]", "text_iterations=3", "text_best_of=4")]
+    chosen = [
+        f"evaluation.attack.{setting}" for setting in ("goals=[soundness]", "text_iterations=3", "text_best_of=4")
+    ]
     with pytest.raises(UserError, match="text_prompts: state_tracking is played in a closed list of words"):
         evaluate_run(tmp_path / "run", attacked=True, settings=[*chosen, "evaluation.attack.text_prompts=[lie]"])
     found = evaluate_run(tmp_path / "run", attacked=True, settings=chosen)["attack"]["soundness"]
@@ -233,11 +291,17 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     assert (best["name"], best["chosen"], best["start"] in ("own", "continued")) == ("best_of", True, True)
     lines = read_lines(attack / "rollouts" / "test-000005.jsonl")
     assert len([*lines]) == best["dialogues"] > best["held_out"]["n"]
-    assert [{key.split("/")[1] for key in row if key.endswith("/grad_norm")} for row in rows(attack)] == [{"prover1"}] * 3
+    assert [{key.split("/")[1] for key in row if key.endswith("/grad_norm")} for row in rows(attack)] == [
+        {"prover1"}
+    ] * 3
     with RunFolder.open(attack) as folder:
         models = load_state(folder).models()
     kept = tmp_path / "run" / "local" / "models"
-    assert models == {"prover0": str(kept / "prover0-000002"), "prover1": "prover1-000003", "verifier": str(kept / "verifier-000002")}
+    assert models == {
+        "prover0": str(kept / "prover0-000002"),
+        "prover1": "prover1-000003",
+        "verifier": str(kept / "verifier-000002"),
+    }
     assert weights(attack)["prover1"] != (kept / "words" / "model.safetensors").read_bytes()
 
 
@@ -297,7 +361,10 @@ def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_pa
     assert found == {"provers"}
     raw |= {"algorithm": {"name": "expert_iteration"}, "base_run": {"run_dir": str(tmp_path / "run"), "kind": "models"}}
     models = (tmp_path / "run" / "local" / "models").resolve()
-    assert new_state(config_from_dict(raw)).models() == {"provers": str(models / "provers-000004"), "verifier": str(models / "words")}  # type: ignore[arg-type]
+    assert new_state(config_from_dict(raw)).models() == {
+        "provers": str(models / "provers-000004"),
+        "verifier": str(models / "words"),
+    }  # type: ignore[arg-type]
     raw["base_run"]["kind"] = "rerun_tests"
     with pytest.raises(UserError, match=r"base_run\.kind: rerun_tests, but .*run names no models of its iterations"):
         new_state(config_from_dict(raw))  # type: ignore[arg-type]
@@ -308,7 +375,9 @@ def test_where_learning_broke_off_is_said(make: Make, tmp_path: Path) -> None:
         run_experiment(make(warmup_learning_rate=1e-3, learning_rate=1e30, num_epochs=2), tmp_path / "run", quiet=True)
 
 
-def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step, run, steps = PolicyModel.step, tmp_path / "run", []
 
     def breaks_off(model: PolicyModel, *args: Any) -> dict[str, float]:
@@ -318,7 +387,10 @@ def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(make: Make, tmp_p
         return step(model, *args)
 
     monkeypatch.setattr(PolicyModel, "step", breaks_off)
-    with pytest.raises(TrainingError, match=r"loss nan; .*algorithm\.learning_rate.*`nip-ray resume .*run --iterations 2` ends this one"):
+    with pytest.raises(
+        TrainingError,
+        match=r"loss nan; .*algorithm\.learning_rate.*`nip-ray resume .*run --iterations 2` ends this one",
+    ):
         run_experiment(make(evaluate_every=0), run, quiet=True)
     ended = resume_experiment(run, iterations=2, settings=["algorithm.checkpoint_every=1"], quiet=True)
     assert (ended.iterations, len(steps)) == (2, 7), "nothing is learned again"
@@ -330,15 +402,25 @@ def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(make: Make, tmp_p
     assert resume_experiment(run, iterations=4, quiet=True).iterations == 4
     run_experiment(make(evaluate_every=0, checkpoint_every=1), tmp_path / "undisturbed", quiet=True)
     assert weights(run) == weights(tmp_path / "undisturbed")
-    with pytest.raises(UserError, match=r"algorithm\.learning_rate=1: a resumed run can change .*algorithm\.micro_batch_tokens"):
+    with pytest.raises(
+        UserError, match=r"algorithm\.learning_rate=1: a resumed run can change .*algorithm\.micro_batch_tokens"
+    ):
         resume_experiment(run, settings=["algorithm.learning_rate=1"], quiet=True)
 
 
-def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"algorithm\.num_test_items: got 5, but there are 4 held-out items, use at most that"):
+def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        UserError, match=r"algorithm\.num_test_items: got 5, but there are 4 held-out items, use at most that"
+    ):
         prepare(make(num_test_items=5))
-    monkeypatch.setattr(StateTrackingInWords, "reply_schema", lambda _, agent: {"type": "string"} if agent == "verifier" else None)
-    with pytest.raises(UserError, match=r"scenario\.agents\.verifier\.frozen: state_tracking holds its replies to a schema"):
+    monkeypatch.setattr(
+        StateTrackingInWords, "reply_schema", lambda _, agent: {"type": "string"} if agent == "verifier" else None
+    )
+    with pytest.raises(
+        UserError, match=r"scenario\.agents\.verifier\.frozen: state_tracking holds its replies to a schema"
+    ):
         prepare(make())
 
 
@@ -351,7 +433,9 @@ def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(
         ("pg_state_tracking", {"eval/worst_case/soundness": (0.9, 1), "eval/worst_case/completeness": (0.9, 1)}),
     ],
 )
-def test_language_models_learn_what_is_right(name: str, bounds: dict[str, tuple[float, float]], seed: int, tmp_path: Path) -> None:
+def test_language_models_learn_what_is_right(
+    name: str, bounds: dict[str, tuple[float, float]], seed: int, tmp_path: Path
+) -> None:
     config = load_config(ROOT / "tune_configs" / f"{name}.yaml", [f"seed={seed}", "providers.local.num_threads=1"])
     assert isinstance(config, TextExperimentConfig)
     metrics = run_experiment(config, tmp_path / "run", quiet=True).metrics

@@ -1,7 +1,8 @@
-"""Expert iteration, guess replacement and the figures, against slow programs that follow the published description word for word.
+"""Expert iteration, guess replacement and the figures, against slow programs that follow the published description word
+for word.
 
-The references use no code of ours but the seeds of draws, loop over everything, and share no structure with what they check: fractions
-for shares, dialogues read turn by turn, a replaced example made by rewriting the finished chat.
+The references use no code of ours but the seeds of draws, loop over everything, and share no structure with what they
+check: fractions for shares, dialogues read turn by turn, a replaced example made by rewriting the finished chat.
 """
 
 import math
@@ -80,16 +81,23 @@ def slow_examples(
         if agent == "verifier":
             random = np.random.default_rng(stable_seed(seed, "guess_replacement", iteration, agent))
             order = [int(i) for i in random.permutation(len(dialogues))]
-            part = slow_share(rule.guess_replacement, rule.guess_replacement_annealing, rule.guess_replacement_rate, iteration)
+            part = slow_share(
+                rule.guess_replacement, rule.guess_replacement_annealing, rule.guess_replacement_rate, iteration
+            )
             first = order[: math.floor(part * len(dialogues))]
             pool = [i for i in pool if i not in first]
             made += [(agent, i, True) for i in sorted(first)]
         rewards = [slow_reward(dialogues[i], agent) for i in pool]
         if rule.selection == "threshold":
-            made += [(agent, i, False) for i, reward in zip(pool, rewards, strict=True) if reward > rule.reward_threshold - 1e-6]
+            made += [
+                (agent, i, False)
+                for i, reward in zip(pool, rewards, strict=True)
+                if reward > rule.reward_threshold - 1e-6
+            ]
         elif pool:
             made += [
-                (agent, pool[place], False) for place in slow_draws(rewards, rule, stable_seed(seed, "expert_iteration", iteration, agent))
+                (agent, pool[place], False)
+                for place in slow_draws(rewards, rule, stable_seed(seed, "expert_iteration", iteration, agent))
             ]
     finished = [slow_chat(scenario, dialogues[i], agent, replaced) for agent, i, replaced in made]
     return [chat for chat in finished if chat]
@@ -106,7 +114,8 @@ def slow_draws(rewards: Sequence[float], rule: ExpertIterationSettings, seed: in
 
 
 def slow_chat(scenario: TinyScenario, dialogue: Dialogue, agent: str, replaced: bool) -> list[dict[str, str]]:
-    """The chat after the dialogue, cut back to the last assistant turn (empty if there is none), which may be overwritten."""
+    """The chat after the dialogue, cut back to the last assistant turn (empty if there is none), which may be
+    overwritten."""
     chat = seen(scenario, dialogue, agent)
     while chat and chat[-1]["role"] != "assistant":
         chat.pop()
@@ -122,11 +131,22 @@ RULES = [
         reward_threshold=-0.25, guess_replacement=0.7, guess_replacement_annealing="linear", guess_replacement_rate=0.2
     ),
     ExpertIterationSettings(selection="weighted_sampling"),
-    ExpertIterationSettings(selection="weighted_sampling", sample_size_factor=1.5, guess_replacement=0.5, weighting_epsilon=0.3),
-    ExpertIterationSettings(selection="weighted_sampling", weighting_with_replacement=False, sample_size_factor=0.7, weighting_minimum=0.0),
+    ExpertIterationSettings(
+        selection="weighted_sampling", sample_size_factor=1.5, guess_replacement=0.5, weighting_epsilon=0.3
+    ),
+    ExpertIterationSettings(
+        selection="weighted_sampling", weighting_with_replacement=False, sample_size_factor=0.7, weighting_minimum=0.0
+    ),
     replace(
-        ExpertIterationSettings(guess_replacement=0.8, guess_replacement_annealing="exponential", guess_replacement_rate=0.4),
-        **dict(selection="weighted_sampling", weighting_with_replacement=False, weighting_epsilon=0.0, sample_size_factor=1.0),
+        ExpertIterationSettings(
+            guess_replacement=0.8, guess_replacement_annealing="exponential", guess_replacement_rate=0.4
+        ),
+        **dict(
+            selection="weighted_sampling",
+            weighting_with_replacement=False,
+            weighting_epsilon=0.0,
+            sample_size_factor=1.0,
+        ),
     ),
 ]
 
@@ -174,7 +194,9 @@ def slow_metrics(dialogues: Sequence[Dialogue], name: str, agents: Sequence[str]
         count("verifier/precision", accepted, y == 1)
         count("verifier/recall", y == 1 and (accepted or rejected), accepted)
         sums.setdefault("episode_length", []).append(len(d.rounds))
-        sums.setdefault("messages", []).append(sum(1 for r in d.rounds for t in r for text in t.messages.values() if text != ""))
+        sums.setdefault("messages", []).append(
+            sum(1 for r in d.rounds for t in r for text in t.messages.values() if text != "")
+        )
         if d.confidence is not None:
             sums.setdefault("verifier/brier", []).append((d.confidence - y) ** 2)
             if accepted or rejected:
@@ -208,7 +230,8 @@ def test_figures(name: str, params: dict[str, Any], decide: float) -> None:
     scenario = tiny(name, **params)
     for items, repeats in ((1, 1), (20, 1), (7, 5)):
         dialogues = random_dialogues(scenario, items, repeats, seed=items, decide=decide)
-        dialogues += random_dialogues(scenario, items // 2, seed=items, decide=decide)  # some items once more than others
+        # some items once more than others
+        dialogues += random_dialogues(scenario, items // 2, seed=items, decide=decide)
         assert dialogue_metrics(dialogues, scenario.protocol) == pytest.approx(
             slow_metrics(dialogues, name, scenario.protocol.agents), abs=1e-12
         )

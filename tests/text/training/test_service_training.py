@@ -1,4 +1,5 @@
-"""Policy gradient at a training service from end to end: it is the run of models here, also when killed at any request."""
+"""Policy gradient at a training service from end to end: it is the run of models here, also when killed at any
+request."""
 
 import json
 import sys
@@ -24,7 +25,11 @@ PRICES = {"input": 1.0, "output": 2.0, "training": 4.0}
 
 
 def config_of(hosted: bool, folder: Path | None = None, **changes: Any) -> TextExperimentConfig:
-    local = {"name": "local", "method": "full", "word_model": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "context": 64}}
+    local = {
+        "name": "local",
+        "method": "full",
+        "word_model": {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "context": 64},
+    }
     config = config_from_dict(
         {
             "name": "tiny",
@@ -100,7 +105,11 @@ def test_a_run_there_is_the_run_here_and_is_billed(service: Service, tmp_path: P
     spent = cost(tmp_path / "there")
     rows = spent["detail"].values()
     tokens = {name: sum(row[f"{name}_tokens"] for row in rows) for name in ("prompt", "completion", "training")}
-    usd = PRICES["input"] * tokens["prompt"] + PRICES["output"] * tokens["completion"] + PRICES["training"] * tokens["training"]
+    usd = (
+        PRICES["input"] * tokens["prompt"]
+        + PRICES["output"] * tokens["completion"]
+        + PRICES["training"] * tokens["training"]
+    )
     assert spent["usd"] == billed == pytest.approx(usd / 1e6)
     assert (spent["uncertain_usd"], billed > 0) == (0, True)
 
@@ -115,14 +124,32 @@ def points(*found: tuple[str, int]) -> list[tuple[str, int, bool]]:
         ([("forward_backward", 4, True), ("optim_step", 5, False)], 0),
         pytest.param(
             points(
-                *(("create", 0), ("create", 1), ("create_sampler", 0), ("create_sampler", 5), ("compute_logprobs", 2), ("sample", 0)),
-                *(("sample", 9), ("forward_backward", 0), ("optim_step", 0), ("optim_step", 9), ("save_state", 0), ("save_state", 3)),
+                *(
+                    ("create", 0),
+                    ("create", 1),
+                    ("create_sampler", 0),
+                    ("create_sampler", 5),
+                    ("compute_logprobs", 2),
+                    ("sample", 0),
+                ),
+                *(
+                    ("sample", 9),
+                    ("forward_backward", 0),
+                    ("optim_step", 0),
+                    ("optim_step", 9),
+                    ("save_state", 0),
+                    ("save_state", 3),
+                ),
                 *(("save_weights_for_sampler", 0), ("save_weights_for_sampler", 3), ("save_weights_for_sampler", 8)),
             ),
             0,
             marks=pytest.mark.crash,
         ),
-        pytest.param(points(("forward_backward", 6), ("optim_step", 7), ("save_weights_for_sampler", 5)), 1, marks=pytest.mark.crash),
+        pytest.param(
+            points(("forward_backward", 6), ("optim_step", 7), ("save_weights_for_sampler", 5)),
+            1,
+            marks=pytest.mark.crash,
+        ),
     ],
     ids=["steps", "all", "played_ahead"],
 )
@@ -131,7 +158,9 @@ def test_killed_at_any_request_it_is_the_undisturbed_run(
 ) -> None:
     """Before it reaches the service, and after it was done there; what may have been billed before counts after."""
     config = config_of(hosted=True)
-    config = config.model_copy(update={"iterations": 2 + staleness, "algorithm": replace(config.algorithm, max_staleness=staleness)})
+    config = config.model_copy(
+        update={"iterations": 2 + staleness, "algorithm": replace(config.algorithm, max_staleness=staleness)}
+    )
     run_experiment(config, tmp_path / "straight", quiet=True)
     expected = weights(service, tmp_path / "straight")
     for number, point in enumerate(chosen):

@@ -1,4 +1,5 @@
-"""Trainers of language agents against a provider whose models are tables: they reach the optimum, and no kill or fault costs anything."""
+"""Trainers of language agents against a provider whose models are tables: they reach the optimum, and no kill or fault
+costs anything."""
 
 import json
 import os
@@ -52,7 +53,9 @@ def test_agents_who_share_a_reward_learn_to_understand_each_other(
     """The optimum is an accuracy of 1, from one half; five iterations are four fine-tunings."""
     with provider_thread(tmp_path, roles=roles(habit=0.8), rates=RATES, seed=seed, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        run_experiment(load_config(write_config(tmp_path, config(tmp_path, RULES[rule], seed=seed))), tmp_path / "run", quiet=True)
+        run_experiment(
+            load_config(write_config(tmp_path, config(tmp_path, RULES[rule], seed=seed))), tmp_path / "run", quiet=True
+        )
     found = accuracies(tmp_path / "run")
     assert len(found) == 5
     assert found[0] <= 0.8
@@ -60,10 +63,17 @@ def test_agents_who_share_a_reward_learn_to_understand_each_other(
 
 
 @pytest.mark.parametrize("rule", ["expert_iteration", pytest.param("malt", marks=pytest.mark.slow)])
-def test_a_prover_learns_its_best_response_to_a_frozen_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+def test_a_prover_learns_its_best_response_to_a_frozen_verifier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
     """The verifier accepts what sounds sure, whatever it is about; the prover is paid for acceptance."""
     made = config(tmp_path, RULES[rule], protocol={"name": "adp"})
-    made["scenario"]["agents"]["verifier"] = {"provider": "tables", "model": "gpt-4o-mini", "frozen": True, "temperature": 1.0}
+    made["scenario"]["agents"]["verifier"] = {
+        "provider": "tables",
+        "model": "gpt-4o-mini",
+        "frozen": True,
+        "temperature": 1.0,
+    }
     belief = {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.2, 0.8]}}
     with provider_thread(tmp_path, roles=roles(), rates=RATES, tables={"gpt-4o-mini": belief}, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
@@ -94,9 +104,19 @@ def check_books(provider: Provider, run_dir: Path, num_jobs: int) -> None:
     assert len(paid) == len(answered), "every call that was paid for has its reply"
 
 
-def run_killed(tmp_path: Path, provider: ProviderProcess, made: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
+def run_killed(
+    tmp_path: Path, provider: ProviderProcess, made: dict[str, Any], kills: int, seed: int
+) -> dict[str, Any]:
     made["providers"]["tables"]["timeout_s"] = 1.0  # less than `late` takes
-    command = [sys.executable, "-m", "tests.text.killed", str(write_config(tmp_path, made)), str(tmp_path / "run"), str(kills), str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.text.killed",
+        str(write_config(tmp_path, made)),
+        str(tmp_path / "run"),
+        str(kills),
+        str(seed),
+    ]
     environment = {**os.environ, "OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": API_KEY}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -113,9 +133,14 @@ FAULTS |= {"late": 0.02, "storm": 0.05, "server_error": 0.05, "registered_late":
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("rule", "kills"), [("expert_iteration", 8), pytest.param("malt", 8, marks=pytest.mark.slow)])
 def test_kills_and_faults_cost_nothing(tmp_path: Path, rule: str, kills: int, overlap: bool) -> None:
-    changes = {"rollouts_per_iteration": 40, "fine_tuning": {"num_epochs": 3, "min_examples": 1}, "test_while_fine_tuning": overlap}
+    changes = {
+        "rollouts_per_iteration": 40,
+        "fine_tuning": {"num_epochs": 3, "min_examples": 1},
+        "test_while_fine_tuning": overlap,
+    }
     made = config(tmp_path, {**RULES[rule], **changes}, iterations=3)
-    place = {"latency_s": 0.02, "job_s": 0.3, "skew_s": -7200.0, "honours_job_keys": True}  # or what is delivered twice is soon done twice
+    # or what is delivered twice is soon done twice
+    place = {"latency_s": 0.02, "job_s": 0.3, "skew_s": -7200.0, "honours_job_keys": True}
     with provider_process(tmp_path, roles=roles(), faults=FAULTS, **place, **OPTIONS) as provider:
         found = run_killed(tmp_path, provider, made, kills, seed=1)
         assert found["kills"] == kills
@@ -128,7 +153,9 @@ def test_kills_and_faults_cost_nothing(tmp_path: Path, rule: str, kills: int, ov
 def test_fifty_kills_with_failing_jobs_cost_nothing(tmp_path: Path) -> None:
     made = config(tmp_path, RULES["expert_iteration"])
     faults = {**FAULTS, "job_slow": 0.2, "job_failed": 0.2, "job_cancelled": 0.1}
-    with provider_process(tmp_path, roles=roles(), faults=faults, latency_s=0.05, job_s=5.0, skew_s=7200.0, **OPTIONS) as provider:
+    with provider_process(
+        tmp_path, roles=roles(), faults=faults, latency_s=0.05, job_s=5.0, skew_s=7200.0, **OPTIONS
+    ) as provider:
         found = run_killed(tmp_path, provider, made, 50, seed=2)  # stopped by failed jobs on the way, and resumed
         assert found["kills"] == 50
         check_books(provider, tmp_path / "run", num_jobs=8)
@@ -148,7 +175,8 @@ def test_a_budget_stops_cleanly_and_can_be_raised(tmp_path: Path, monkeypatch: p
 
 
 def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when one was made by a process that was then killed: it counts, the other is not made, and the limit holds."""
+    """Also when one was made by a process that was then killed: it counts, the other is not made, and the limit
+    holds."""
     rule = {**RULES["malt"], "rollouts_per_iteration": 16, "num_test_items": 4, "fine_tune_after_last": True}
     made = config(tmp_path, {**rule, "fine_tuning": {"min_examples": 1}}, iterations=1, budget={"usd": 5})
 
@@ -171,14 +199,18 @@ def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monk
         assert cost_of(tmp_path / "run") == {"usd": talk, "uncertain_usd": first}
 
         made["budget"] = {"usd": (talk + 1.2 * first) / 1e12}
-        with pytest.raises(BudgetExhausted, match=r"\(budget\.usd\) .* are or may be spent and 0\.00 are reserved .* may take") as refused:
+        with pytest.raises(
+            BudgetExhausted, match=r"\(budget\.usd\) .* are or may be spent and 0\.00 are reserved .* may take"
+        ) as refused:
             resume_experiment(tmp_path / "run", settings=[f"budget.usd={made['budget']['usd']}"], quiet=True)
         assert cost_of(tmp_path / "run") == {"usd": talk, "uncertain_usd": first}
         assert len(provider.jobs()) == 1
         least = str(refused.value).partition("at least ")[2].partition(" ")[0]
         asked = provider.requests()
         resume_experiment(tmp_path / "run", settings=[f"budget.usd={least}"], quiet=True)
-        assert provider.requests()["POST /v1/fine_tuning/jobs"] == asked["POST /v1/fine_tuning/jobs"] + 1, "what it can do is known"
+        assert provider.requests()["POST /v1/fine_tuning/jobs"] == asked["POST /v1/fine_tuning/jobs"] + 1, (
+            "what it can do is known"
+        )
         check_books(provider, tmp_path / "run", num_jobs=2)
 
         with pytest.raises(BudgetExhausted):
@@ -188,7 +220,11 @@ def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monk
 
 
 def test_tokens_that_nobody_counts_are_uncertain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = config(tmp_path, {**RULES["expert_iteration"], "rollouts_per_iteration": 24, "fine_tune_after_last": True}, iterations=1)
+    made = config(
+        tmp_path,
+        {**RULES["expert_iteration"], "rollouts_per_iteration": 24, "fine_tune_after_last": True},
+        iterations=1,
+    )
     with provider_thread(tmp_path, roles=roles(), left_out=["trained_tokens"], **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
@@ -202,22 +238,29 @@ def test_tokens_that_nobody_counts_are_uncertain(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("limit", [1, 20])
-def test_a_stage_ends_when_most_replies_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_a_stage_ends_when_most_replies_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
     """However often each is asked for; and one may go on all the same."""
     monkeypatch.setattr(runner, "INVALID_WINDOW", 20)
-    made = config(tmp_path, {**RULES["expert_iteration"], "test_scheme": "none"}, iterations=1, talk={"max_in_flight": 4})
+    made = config(
+        tmp_path, {**RULES["expert_iteration"], "test_scheme": "none"}, iterations=1, talk={"max_in_flight": 4}
+    )
     made["scenario"]["agents"]["_default"]["max_invalid_replies"] = limit
     with provider_thread(tmp_path, roles=roles(), finish_reason="error", **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         with pytest.raises(
-            TrainingError, match=r"^20 of the last 20 replies of prover \(base\) could not be used \(talk\.max_invalid_share: 0\.5"
+            TrainingError,
+            match=r"^20 of the last 20 replies of prover \(base\) could not be used \(talk\.max_invalid_share: 0\.5",
         ):
             run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         assert len(provider.ledger()) <= 20 * 2 + 8
         if limit == 1:
             resume_experiment(tmp_path / "run", settings=["talk.max_invalid_share=1"], quiet=True)
         made["algorithm"]["rollouts_per_iteration"] = 5
-        with pytest.raises(TrainingError, match=r"^(all|20 of the last 20) replies of prover \(base\) .*max_invalid_share: 0\.5"):
+        with pytest.raises(
+            TrainingError, match=r"^(all|20 of the last 20) replies of prover \(base\) .*max_invalid_share: 0\.5"
+        ):
             run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "small", quiet=True)
 
 
@@ -242,10 +285,14 @@ def cost_of(run_dir: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("fault", only(["job_failed", "job_cancelled"], "job_failed"))
-def test_a_job_that_fails_is_made_again_by_who_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_a_job_that_fails_is_made_again_by_who_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     with provider_thread(tmp_path, roles=roles(), faults={fault: 1.0}, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        made = config(tmp_path, {**RULES["expert_iteration"], "test_while_fine_tuning": fault == "job_cancelled"}, iterations=2)
+        made = config(
+            tmp_path, {**RULES["expert_iteration"], "test_while_fine_tuning": fault == "job_cancelled"}, iterations=2
+        )
         with pytest.raises(TrainingError, match="resume"):
             run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         provider.set_faults()
@@ -256,8 +303,14 @@ def test_a_job_that_fails_is_made_again_by_who_resumes(tmp_path: Path, monkeypat
 
 
 def test_held_out_items_are_played_while_jobs_are_worked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs take as long as the tests: so both together about half of the time. The figures are those of one after the other."""
-    changes = {"rollouts_per_iteration": 8, "num_test_items": 11, "fine_tune_after_last": True, "fine_tuning": {"min_examples": 1}}
+    """Jobs take as long as the tests: so both together about half of the time. The figures are those of one after the
+    other."""
+    changes = {
+        "rollouts_per_iteration": 8,
+        "num_test_items": 11,
+        "fine_tune_after_last": True,
+        "fine_tuning": {"min_examples": 1},
+    }
     taken, found = [], []
     with provider_thread(tmp_path, roles=roles(), latency_s=0.05, job_s=1.2, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
@@ -273,21 +326,29 @@ def test_held_out_items_are_played_while_jobs_are_worked_at(tmp_path: Path, monk
                     spent[stage] = time.perf_counter() - began
                 trainer.close()
                 taken.append(spent["test"] + spent["await_jobs"])
-                found.append([{key: value for key, value in row.items() if key.startswith("eval")} for row in folder.metrics()])
+                found.append(
+                    [{key: value for key, value in row.items() if key.startswith("eval")} for row in folder.metrics()]
+                )
         assert len(provider.jobs()) == 4
     assert found[0] == found[1]
     assert taken[1] < 0.7 * taken[0], taken
 
 
-def test_more_iterations_go_on_where_the_last_was_not_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_iterations_go_on_where_the_last_was_not_fine_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        made = config(tmp_path, {**RULES["expert_iteration"], "test_scheme": "last", "test_while_fine_tuning": True}, iterations=2)
+        made = config(
+            tmp_path, {**RULES["expert_iteration"], "test_scheme": "last", "test_while_fine_tuning": True}, iterations=2
+        )
         run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         assert len(provider.jobs()) == 2
         resume_experiment(tmp_path / "run", iterations=3, quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=4)
         rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-        assert ["eval_sampled/verifier/accuracy" in row for row in rows] == [False, True, True], "the second was the last at first"
+        assert ["eval_sampled/verifier/accuracy" in row for row in rows] == [False, True, True], (
+            "the second was the last at first"
+        )
         with pytest.raises(UserError, match="3 are done"):
             resume_experiment(tmp_path / "run", iterations=2, quiet=True)

@@ -2,9 +2,10 @@
 
 Decisions that matter here:
 - the texts under judgement are values, never templates: nothing in them is evaluated;
-- a fence is a code of 64 bits from the seed and the place of the question. Whoever wrote the texts cannot know it, and if it occurs in them
-  by chance the next one is taken;
-- the code stands beside every sender's name as well, so that nobody can put words into another's mouth by writing a line like ours.
+- a fence is a code of 64 bits from the seed and the place of the question. Whoever wrote the texts cannot know it, and
+  if it occurs in them by chance the next one is taken;
+- the code stands beside every sender's name as well, so that nobody can put words into another's mouth by writing a
+  line like ours.
 """
 
 import hashlib
@@ -33,7 +34,8 @@ def messages(
 ) -> Chat:
     """The chat that puts judge `name`'s question.
 
-    data: what is judged, by name. said: the transcript, (sender, message). words: what is ours (agent, stance). place: where it was said.
+    data: what is judged, by name. said: the transcript, (sender, message). words: what is ours (agent, stance). place:
+    where it was said.
     """
     code = fence([*data.values(), *(text for _, text in said)], seed, place)
     transcript = "\n\n".join(f"[{sender} {code}]\n{text}" for sender, text in said)
@@ -51,7 +53,8 @@ def fence(texts: Sequence[str], seed: int, place: tuple[str | int, ...]) -> str:
 
 
 def call_key(run: str, place: tuple[str | int, ...], model: str, chat: Chat) -> str:
-    """The key of a call: it changes with the run, the place, the model and every word of the prompt, and with nothing else."""
+    """The key of a call: it changes with the run, the place, the model and every word of the prompt, and with nothing
+    else."""
     words = [model, *(part for message in chat for part in (message["role"], message["content"]))]
     digest = hashlib.blake2b("\x1f".join([run, *map(str, place), *words]).encode(), digest_size=16)
     return f"judge/{place[0]}/{place[1]}/{digest.hexdigest()}"
