@@ -75,23 +75,24 @@ def copy(source: Path, target: Path) -> None:
         (shutil.copytree if (source / name).is_dir() else shutil.copy2)(source / name, target / name)
 
 
-def pytest(root: Path, arguments: list[str], *more: str) -> tuple[int | None, str]:
+def pytest(root: Path, arguments: list[str], *more: str, limit_s: float | None = LIMIT_S) -> tuple[int | None, str]:
     """(exit code, None for too long; the first failed test, or the last line) of pytest in `root`."""
-    return _run(root, ["pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", *more, *arguments])
+    words = ["pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", *more, *arguments]
+    return _run(root, words, limit_s)
 
 
-def simulate(root: Path, seeds: str) -> tuple[int | None, str]:
+def simulate(root: Path, seeds: str, limit_s: float | None = LIMIT_S) -> tuple[int | None, str]:
     """The same of simulated worlds."""
-    return _run(root, ["tests.simulation", "--seeds", seeds])
+    return _run(root, ["tests.simulation", "--seeds", seeds], limit_s)
 
 
-def _run(root: Path, module: list[str]) -> tuple[int | None, str]:
+def _run(root: Path, module: list[str], limit_s: float | None) -> tuple[int | None, str]:
     command = [sys.executable, "-m", *module]
     there = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=root, env=there, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, cwd=root, env=there, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return None, f"no end in {LIMIT_S:g} s"
+        return None, f"no end in {limit_s:g} s"
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     return done.returncode, (failed or lines[-1:])[0].partition(" - ")[0][:200]
@@ -144,12 +145,12 @@ def main() -> int:
         root = Path(folder) / "copy"
         copy(arguments.root, root)
         for together in unplanted(chosen):
-            code, told = pytest(root, together)
+            code, told = pytest(root, together, limit_s=None)
             if code != 0:
                 print(f"without a bug, {shlex.join(together)}: {told}")
                 return 2
         seeds = sorted({mutant.seed for mutant in chosen if mutant.seed is not None})
-        if seeds and (told := simulate(root, ",".join(seeds)))[0] != 0:
+        if seeds and (told := simulate(root, ",".join(seeds), None))[0] != 0:
             print(f"without a bug, simulated worlds: {told[1]}")
             return 2
         for mutant in chosen:
