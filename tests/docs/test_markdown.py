@@ -1,4 +1,4 @@
-"""The Markdown of README.md and docs/: code, tables and links to headings are whole, whether or not a test runs them."""
+"""The Markdown of README.md and docs/: code, tables and links to headings are whole, whether or not they are run."""
 
 import ast
 import json
