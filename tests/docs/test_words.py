@@ -1,13 +1,16 @@
-"""Plain words: a page begins with its use, and the worst patterns stay out of it.
+"""Plain words: a page begins with its use, and the worst patterns stay out of it, and out of docstrings.
 
 Decisions that matter here:
 
-- `OPEN` lists the beginnings of names of pages that are not rewritten yet. It only shrinks.
+- `OPEN` lists the beginnings of names of pages that are not rewritten yet, and only shrinks. `PACKAGES` lists those
+  whose docstrings and descriptions are, and only grows.
 - Only patterns without a good use are listed; the rest is left to readers.
 """
 
+import ast
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,12 +26,13 @@ OPEN = (
     "docs/rllib-options.md",
     "docs/start.md",
 )
+PACKAGES = ("nip_ray/cli", "nip_ray/settings")
 PAGES = {name: page for page in pages() if not (name := str(page.relative_to(ROOT))).startswith(OPEN)}
 PATTERNS = {
     r"\b[Ww]hoever\b|\b[Ww]homever\b": "name the agent, process or caller",
     r"\b[Nn]obody\b|\b[Ss]omebody\b": "name the agent, process or caller",
     r"\banew\b": "again",
-    r"\bof (its|one's|their) own\b": "own, separate or your",
+    r"\bof one's own\b": "your own",
     r"(?<![Tt]here )\b(is|are) no (?!longer\b|more\b|less\b|(wider|nearer|better|worse) than\b)[a-z]+": "is not a ...",
     r"\bcomes? to (?!an end|rest|mind)[\d.a-z]+": "equals, reaches or returns",
     r"\bbesides\b": "also, in addition",
@@ -38,6 +42,7 @@ PATTERNS = {
     r"\b(stands|(it|which|that) lies) (in|on|for|there|below|above|beside|with)\b": "is in, is stored in",
     r"\bas ever\b|\bthe like\b": "leave it out",
 }
+HEADLESS = re.compile(r"(What|Whether|Who|Whom|Whose|Which|How|That) ")
 QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|\]\([^)]*\)")
 
 
@@ -60,3 +65,33 @@ def test_a_page_begins_with_its_use(name: str) -> None:
     text = "\n".join(line for _, line in prose_of(PAGES[name]))
     first = text.strip().split("\n\n")[1]
     assert first.startswith("Use "), first
+
+
+def texts(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of a module's docstrings, descriptions of settings and texts for `--help`."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+        if isinstance(node, ast.Call):
+            described = node.args[1:2] if ast.unparse(node.func) == "option" else []
+            for value in [*described, *(word.value for word in node.keywords if word.arg == "help")]:
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    yield value.lineno, value.value
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_and_descriptions_are_in_plain_words(package: str) -> None:
+    faults = [
+        f"{file.relative_to(ROOT)}:{line}: {fault}"
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for line, text in texts(file)
+        for fault in [*found(text), *(["name the thing or the act"] if HEADLESS.match(text) else [])]
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_forbidden_words_are_found() -> None:
+    assert list(found("whoever plays")) == ["'whoever': name the agent, process or caller"]
+    assert list(found("It is no integer; there is no `nobody`.")) == ["'is no integer': is not a ..."]
+    assert HEADLESS.match("Whether it runs.")
+    assert not HEADLESS.match("Whatever it runs.")
