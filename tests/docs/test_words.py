@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, pages, prose_of
+from tests.docs.blocks import ROOT, blocks_of, pages, prose_of
 
 OPEN = (
     "docs/configuration",
@@ -65,6 +65,15 @@ def test_a_page_begins_with_its_use(name: str) -> None:
     text = "\n".join(line for _, line in prose_of(PAGES[name]))
     first = text.strip().split("\n\n")[1]
     assert first.startswith("Use "), first
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "docs/index.md"])
+def test_an_example_comes_first(name: str) -> None:
+    """At most ten lines of it, before the first section."""
+    sections = [number for number, line in prose_of(PAGES[name]) if line.startswith("## ")]
+    example = blocks_of(PAGES[name])[0]
+    assert len(example.text.splitlines()) <= 10
+    assert not sections or example.line < sections[0]
 
 
 def texts(file: Path) -> Iterator[tuple[int, str]]:
