@@ -9,8 +9,8 @@ Importing this module registers a task under each of its protocols (`IDS`).
 
 Decisions that matter here:
 - an observation is {"observation": the scenario's own entries, "action_mask": what is legal}. An action is a number
-  where it has one factor, else an array of one number for each factor (docs/pettingzoo.md), and the mask an array, or a
-  tuple of one array for each factor;
+  where it has one factor, else an array of one number for each factor (docs/environments.md), and the mask an array,
+  or a tuple of one array for each factor;
 - agents whose turns fall into the same round act one after the other under `aec`, and see nothing of each other's
   actions in between. In `parallel`, whoever has no turn has one legal action, which does nothing and may be left out;
 - every agent is paid in every round, as the core pays; all end together.

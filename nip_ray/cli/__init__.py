@@ -70,7 +70,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def _warning(message: Warning | str, category: type[Warning], *where: object) -> str:
-    """One line; those that are for developers say where they come from."""
+    """A warning as one line, with its place if it is meant for developers."""
     return f"warning: {message}\n" if category is UserWarning else _plain_warning(message, category, *where)  # pyright: ignore
 
 

@@ -1,5 +1,4 @@
-"""What the files of verbs share: the application they register with, common options, errors as exit codes, and
-printing."""
+"""The application, common options, exit codes and printing of all verbs."""
 
 import json
 import os
@@ -89,12 +88,12 @@ ours."""
 
 
 def how_ended(signum: int) -> str:
-    """What is said of a run that this signal ended."""
+    """The message for a run that this signal ended."""
     return "interrupted" if signum == SIGINT else f"stopped by {Signals(signum).name}"
 
 
 def exit_with(message: str, code: int) -> typer.Exit:
-    """What to raise to end with this exit code, once `message` is on stderr as one line."""
+    """Print `message` on stderr as one line and return the exception that ends with this exit code."""
     typer.echo("; ".join(line.strip() for line in message.splitlines() if line.strip()), err=True)
     return typer.Exit(code)
 
@@ -133,8 +132,8 @@ def check_run_dir(folder: Path) -> None:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,), width: int = 120
 ) -> None:
-    """A plain table on stdout. words: the columns of text; the others are figures. width: where no terminal says how
-    wide it is."""
+    """Print a plain table on stdout. words: columns of text; the others are numbers. width: the width without a
+    terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -150,7 +149,7 @@ def print_table(
 
 
 def for_people() -> AbstractContextManager[Any]:
-    """While this holds, what stdout does not take is lost: for what a run says at its end, which its folder has."""
+    """Ignore errors of stdout, for the last lines of a run, which its folder has too."""
     return redirect_stdout(BestEffort(sys.stdout))
 
 
@@ -162,7 +161,7 @@ def print_json(value: Any) -> None:
 
 
 def number(value: Any) -> str:
-    """A figure as tables show it: four places, a dash for none."""
+    """A number in a table: four decimals, a dash for None."""
     return f"{value:.4f}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
@@ -178,7 +177,7 @@ def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[floa
 
 @contextmanager
 def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on stderr, as a function of (done, total); None where nobody watches."""
+    """A progress bar on stderr, as a function of (done, total); None without a terminal."""
     if not shown:
         yield None
         return
@@ -208,7 +207,7 @@ def _options(
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="Import the code (plugins) that run folders name, also of folders that were made elsewhere."
+            "--trust", help="Import the code (plugins) that run folders name, even of folders made elsewhere."
         ),
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the shell completes: keys of configs behind `--set`, and run folders. Verbs and options are typer's.
+"""Shell completion of keys of configs after `--set`, and of run folders. Verbs and options are typer's.
 
 Nothing that is named on the line is run or fetched: of the config the file alone is read, and its plugins are not
 imported.
@@ -14,8 +14,7 @@ from nip_ray.errors import UserError
 
 
 def run_folders(incomplete: str) -> list[str]:
-    """Run folders whose path begins with `incomplete`, or else those of runs/. Where there are none the shell completes
-    files."""
+    """Run folders whose path begins with `incomplete`, or else those of runs/; none: the shell completes files."""
     from nip_ray.storage.listing import find_runs
 
     above = incomplete[: incomplete.rfind("/") + 1]
@@ -24,7 +23,7 @@ def run_folders(incomplete: str) -> list[str]:
 
 
 def folders(incomplete: str) -> list[str]:
-    """Folders whose path begins with `incomplete`: such as may hold runs."""
+    """Folders whose path begins with `incomplete`."""
     above = incomplete[: incomplete.rfind("/") + 1]
     try:
         return sorted(
@@ -69,8 +68,7 @@ def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _on_the_line(ctx: typer.Context) -> Mapping[str, Any]:
-    """What the file that comes first among the arguments says, under the `--set` before; nothing where it cannot be
-    read."""
+    """The config of the first file among the arguments, changed by the `--set` before; empty if it cannot be read."""
     from nip_ray.config.load import read_mapping
 
     given = [*filter(None, map(ctx.params.get, ("config", "run_dir", "runner"))), *ctx.args]

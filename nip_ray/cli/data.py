@@ -23,7 +23,7 @@ def graph_isomorphism(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same pairs.")] = 0,
     test_pairs: Annotated[int, typer.Option(min=0, help="Number of held-out pairs.")] = 0,
     exclude: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A data set whose pairs must not occur.", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Data set with pairs that must not occur.", show_default=False)
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Numbers of nodes (default: 7,8,9,10,11)", show_default=False)

@@ -127,7 +127,7 @@ def cross_play(
     max_instances: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Use N instances, drawn at random", show_default=False)
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of drawn instances, sampled actions and intervals.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write it there, as cross_play.json", show_default=False)
     ] = None,
@@ -204,8 +204,7 @@ def _row(name: str, estimate: Any, lower: Any, upper: Any, n: Any) -> list[str]:
 
 
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
-    """A row for every record in the parts of an evaluation, but those of the attack, and those that stand flat beside
-    them."""
+    """A row for every record of an evaluation, except those of the attack and flat copies."""
     for key, value in figures.items():
         if (prefix in ("", "unseen/") and key in _TOLD_APART) or not isinstance(value, dict):
             continue
@@ -216,7 +215,7 @@ def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]
 
 
 def _print_attack(figures: Mapping[str, Any]) -> None:
-    """Who tried to fool the verifier, and how often it was right."""
+    """Print the attackers and how often the verifier was right."""
     for goal, table in figures.get("attack", {}).items():
         if not (isinstance(table, dict) and "attackers" in table):
             continue

@@ -9,7 +9,7 @@ import typer
 
 from nip_ray.cli.common import RunDir, app, check_run_dir, errors
 
-export_app = typer.Typer(help="Write a run in the form of another tool.", no_args_is_help=True)
+export_app = typer.Typer(help="Write a run for another tool.", no_args_is_help=True)
 app.add_typer(export_app, name="export")
 
 
@@ -25,7 +25,8 @@ def inspect(
         ),
     ] = None,
     iteration: Annotated[
-        int | None, typer.Option(metavar="N", help="That was tested (default: the last one)", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help="Iteration to export (default: the last tested)", show_default=False),
     ] = None,
 ) -> None:
     """Write a test of a run of language models as a log of Inspect: every dialogue with its scores, for `inspect

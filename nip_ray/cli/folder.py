@@ -22,7 +22,7 @@ Folder = Annotated[
 
 @app.command("list")
 def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
-    """List the runs in a folder: task, state, how far they are, their headline metric."""
+    """List the runs in a folder: task, state, iteration, headline metric."""
     with errors():
         from nip_ray.storage.listing import list_runs
 
@@ -75,7 +75,7 @@ def view(
     folder: Folder = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Whoever can reach it can read the runs.")
+        str, typer.Option(help="Address to listen on. Anyone who can reach it can read the runs.")
     ] = "127.0.0.1",
 ) -> None:
     """Serve one page over the runs in a folder, until Ctrl-C: table, curves, transcripts side by side; it follows live

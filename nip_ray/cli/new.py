@@ -20,7 +20,7 @@ from nip_ray.errors import UserError
 
 
 class Kind(StrEnum):
-    """What can be made, by the name of its example."""
+    """The kinds of files that `nip-ray new` writes, by the name of their example."""
 
     protocol = "protocol"
     scenario = "scenario"
@@ -76,8 +76,8 @@ def new(
     kind: Annotated[
         Kind, typer.Argument(metavar="KIND", help="protocol, scenario, algorithm or provider.", show_default=False)
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What configs call it.", show_default=False)],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where its three files are put.")] = Path(),
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name used in configs.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for its three files.")] = Path(),
 ) -> None:
     """Write a protocol, scenario, algorithm or provider to start from: NAME.py, NAME.yaml and test_NAME.py."""
     with errors():

@@ -37,7 +37,7 @@ def match(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play two players of Hironaka's game: the more games in so many rounds, the stronger the host."""
+    """Play two players of Hironaka's game. More finished games mean a stronger host."""
     with errors():
         from nip_ray.evaluation.verbs.matches import play_match
 

@@ -18,7 +18,7 @@ def report(
     transcripts: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Which transcripts to show, as in 000050 (default: the newest)", show_default=False
+            metavar="NAME", help="Transcripts to show, such as 000050 (default: the newest)", show_default=False
         ),
     ] = None,
 ) -> None:
@@ -42,28 +42,23 @@ def compare(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write the page (default: comparison.html)", show_default=False),
+        typer.Option(metavar="FILE", help="File of the page (default: comparison.html)", show_default=False),
     ] = None,
     cross_play: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False),
+        typer.Option(metavar="FILE", help="Also show this file of `nip-ray cross-play --out`", show_default=False),
     ] = None,
     paired: Annotated[
         bool,
-        typer.Option(
-            "--paired", help="Of each two runs: ask both about the same instances now, and print the differences."
-        ),
+        typer.Option("--paired", help="Compare each pair of runs on the same instances and print the differences."),
     ] = False,
     dataset: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="With --paired: instances to ask about (default: held out)", show_default=False
-        ),
+        typer.Option(metavar="FILE", help="With --paired: instances (default: held out)", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals. Or two by two,
-    by instance."""
+    """Compare several runs on one page (curves with bands over seeds, metrics with intervals), or by instance."""
     with errors():
         for run_dir in run_dirs:
             check_run_dir(run_dir)

@@ -15,7 +15,7 @@ def run(
         Path, typer.Argument(metavar="RUNNER", help="YAML: environment, learners, driver.", show_default=False)
     ],
     run_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run folder (default: as the file says)", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Run folder (default: from the file)", show_default=False)
     ] = None,
     or_resume: Annotated[
         bool, typer.Option("--or-resume", help="Resume the run in its folder where there is one.")

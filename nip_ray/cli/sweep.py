@@ -96,7 +96,7 @@ def sweep(
 
 
 def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:
-    """What a sweep came to, and where everything is."""
+    """Print the result of a sweep and its paths."""
     from nip_ray.sweeps import summary
 
     if as_json:

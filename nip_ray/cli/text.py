@@ -14,7 +14,7 @@ from nip_ray.errors import UserError
 def judge(
     run_dir: RunDir,
     judges: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Which (default: all that fit)", show_default=False)
+        str | None, typer.Option(metavar="NAME,...", help="Judges (default: all that fit)", show_default=False)
     ] = None,
     provider: Annotated[
         str | None,
@@ -54,9 +54,9 @@ def serve_model(
         typer.Option(metavar="DIR", help="Folder of a model (default: a small built-in one)", show_default=False),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    folder: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where files, jobs and fine-tuned models are kept.")
-    ] = Path("served"),
+    folder: Annotated[Path, typer.Option(metavar="DIR", help="Folder for files, jobs and fine-tuned models.")] = Path(
+        "served"
+    ),
     num_gpus: Annotated[float, typer.Option(min=0, help="GPUs for answering, and as many for fine-tuning.")] = 0,
     engine: Annotated[str, typer.Option(hidden=True)] = "auto",  # scripts for earlier versions say it
     max_batch_size: Annotated[int, typer.Option(min=1, help="Replies generated at once.")] = 32,

@@ -12,7 +12,7 @@ from nip_ray.errors import UserError
 @app.command()
 def doctor(
     storage: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where runs are to be kept (default: runs)", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Folder for runs (default: runs)", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -32,14 +32,14 @@ def doctor(
 @app.command()
 def schema(
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it there (default: print it)", show_default=False)
+        Path | None, typer.Option(metavar="FILE", help="Output file (default: print it)", show_default=False)
     ] = None,
     plugins: Annotated[
         list[str] | None,
-        typer.Option("--plugin", metavar="FILE", help="With what this file registers; repeatable.", show_default=False),
+        typer.Option("--plugin", metavar="FILE", help="Plugin to include; repeatable.", show_default=False),
     ] = None,
 ) -> None:
-    """The JSON schema of configs, for editors."""
+    """Print the JSON schema of configs, for editors."""
     with errors():
         from nip_ray.config.plugins import import_plugins
         from nip_ray.config.schema import schema_text

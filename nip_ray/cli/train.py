@@ -55,7 +55,7 @@ def train(
     dump_full: Annotated[bool, typer.Option("--dump-full", hidden=True)] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train as CONFIG says: a YAML file, or the folder of a run whose config is to be used again."""
+    """Train from CONFIG: a YAML file, or a run folder whose config is used again."""
     folder: Path | None = None
     with errors(lambda: folder), interruptible():
         from nip_ray.config.load import config_to_yaml, differences, load_config, to_yaml
@@ -103,13 +103,11 @@ def train(
 def resume(
     run_dir: RunDir,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Go on to this iteration (default: the config's)", show_default=False)
+        int | None, typer.Option(min=1, help="Train until this iteration (default: the config's)", show_default=False)
     ] = None,
     new_run_dir: Annotated[
         Path | None,
-        typer.Option(
-            "--run-dir", metavar="DIR", help="Where a run that is fetched from a bucket is put.", show_default=False
-        ),
+        typer.Option("--run-dir", metavar="DIR", help="Folder for a run downloaded from a bucket.", show_default=False),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -157,7 +155,7 @@ def _new_run_dir(folder: Path) -> Path:
 
 
 def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], quiet: bool) -> None:
-    """What a run ends with: its last evaluation, the sentence of its report, and where everything is."""
+    """Print a run's last evaluation, the sentence of its report, and its paths."""
     if not quiet:
         with for_people():
             _print_figures(run_dir, iterations, metrics)

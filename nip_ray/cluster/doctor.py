@@ -422,4 +422,4 @@ CHECKS: dict[str, Callable[[], Iterator[Found]]] = {
     "keys": doctor_access.keys,
     "sandbox": sandbox,
 }
-"""Every check but that of the storage path, which is given; in the order in which they are told."""
+"""All checks except that of the storage path, in display order."""

@@ -1,5 +1,4 @@
-"""What no experiment can be: every illegal combination of settings, refused with a reason before torch or Ray is
-loaded.
+"""Validation of configs: every illegal combination of settings is refused with a reason before torch or Ray is loaded.
 
 Each rule is a generator of faults over the whole config; `check` collects them all. What a single key takes (its type
 and bounds) is not checked here but by the models themselves. For a protocol that does not ship the config's plugins are
@@ -77,7 +76,7 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
 
 
 def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """What an experiment can be, and hardly is meant to be."""
+    """Warnings about legal settings that are probably not intended."""
     table = known_table(config)
     if table is None:
         return
@@ -259,7 +258,7 @@ def _nonconformity(table: Protocol) -> Iterator[str]:
 
 
 def verdicts(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """There are as many as labels."""
+    """The protocol has as many verdicts as the scenario has labels."""
     scenario, count = config.scenario, len(config.protocol.verdicts)
     if isinstance(scenario, ImageClassificationSettings):
         labels = num_labels(scenario.data)

@@ -1,4 +1,4 @@
-"""Environments of many copies, and the truth about where their episodes begin and end.
+"""Environments of many copies, and the boundaries of their episodes under Gymnasium's autoreset modes.
 
 Decisions that matter here:
 - Gymnasium's vector environments begin a new episode in the step after the last by default: that step ignores its

@@ -78,7 +78,7 @@ class ProtocolCopies:
         self._begin()
 
     def state(self) -> None:
-        """There is no global state: critics that see more have their own ways."""
+        """Return None: there is no global state."""
 
     @torch.no_grad()
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:

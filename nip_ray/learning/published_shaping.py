@@ -143,7 +143,7 @@ def _coefficients(
 
 
 def _immediate_leaders(f: str, followers: Followers, circular: bool) -> list[str]:
-    """Who leads f with nobody in between."""
+    """The agents that lead f directly."""
     leaders = [agent for agent, led in followers.items() if f in led]
     if circular:
         return leaders

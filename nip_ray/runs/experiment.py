@@ -146,8 +146,7 @@ def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult
 
 
 def _ended(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool) -> ExperimentResult | None:
-    """What a run came to that is finished under its present config, which is said; None where something is left to be
-    done."""
+    """Print and return the result of a run that is finished under its present config; None for any other."""
     if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
         return None
     if not quiet:

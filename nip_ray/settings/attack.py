@@ -1,5 +1,4 @@
-"""How a finished verifier is attacked: which adversarial provers are trained against it, for how long, and what it is
-asked as."""
+"""Settings of attacks on a frozen verifier: the adversarial provers, their training, and how the verifier plays."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,8 +8,8 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """Best responses to a frozen verifier: provers trained by PPO on training instances of one label, and scripts
-    beside them."""
+    """Approximate best responses to a frozen verifier: provers trained by PPO on instances of one label, and scripted
+    ones."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -19,8 +18,8 @@ class AttackSettings:
     )
     goals: tuple[Literal["soundness", "completeness"], ...] | None = option(
         None,
-        "What is attacked: the rejection of false claims, the acceptance of true ones (none: whichever some prover is"
-        " paid to prevent).",
+        "Goals to attack: rejection of false claims, acceptance of true ones (none: those that a prover is paid to "
+        "prevent).",
         min_length=1,
     )
     max_soundness_error: float | None = option(
@@ -87,10 +86,9 @@ class AttackSettings:
     )
     text_prompts: tuple[str, ...] = option(
         (),
-        "Language models: instructions to the prover to be tried on training items; the best one is used on the"
-        " held-out ones.",
+        "Language models: instructions to try on training items; the best one is used on held-out items.",
     )
     text_proposed_prompts: int = option(
-        0, "Language models: how many further instructions the prover's own model is asked for.", ge=0
+        0, "Language models: number of further instructions that the prover's model proposes.", ge=0
     )
     text_prompt_items: int = option(20, "Language models: training items on which each instruction is tried.", ge=1)

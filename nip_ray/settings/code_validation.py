@@ -22,15 +22,13 @@ class CodeDataSettings:
         "Those that ship with this package, or APPS (correct solutions only) or buggy-APPS (columns of the published"
         " data sets).",
     )
-    train: str | None = option(
-        None, "A .jsonl or .parquet file of training items (none: as source says).", meaning=FILE
-    )
-    test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: as source says).", meaning=FILE)
+    train: str | None = option(None, "A .jsonl or .parquet file of training items (none: from source).", meaning=FILE)
+    test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: from source).", meaning=FILE)
     num_train: int = option(1000, "Training items; of files and of the hub the most to take.", ge=2)
-    num_test: int = option(200, "Held-out items, likewise.", ge=2)
+    num_test: int = option(200, "Held-out items, in the same way.", ge=2)
     difficulties: tuple[Difficulty, ...] = option(("introductory",), "Difficulties to take items of.", min_length=1)
     exclude_flagged: bool = option(True, "Leave out items that a moderation flag marks (buggy_apps).")
-    solution_number: int = option(0, "Which of a problem's correct solutions to take (apps).", ge=0)
+    solution_number: int = option(0, "Index of the correct solution to take (apps).", ge=0)
 
     def faults(self) -> Iterator[str]:
         """Files that are missing, of another kind, or the same for both splits."""
@@ -59,26 +57,26 @@ class CodeValidationSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["code_validation"] = option("code_validation", "Code validation.")
-    data: CodeDataSettings = option(CodeDataSettings, "Where the items come from.")
+    data: CodeDataSettings = option(CodeDataSettings, "Source of the items.")
     prompts: str | None = option(
         None, "A folder of prompt templates laid over those of the package (none: the package's).", meaning=FILE
     )
     prompt_version: int = option(1, "Version of the package's prompts.", ge=1)
     verdict_scale: Literal["accept_reject", "one_to_seven", "percent"] = option(
         "accept_reject",
-        "How the verifier states its verdict: accept or reject, 1 to 7, or 0 to 100; see protocol.verifier_scoring.",
+        "Scale of the verifier's verdict: accept or reject, 1 to 7, or 0 to 100; see protocol.verifier_scoring.",
     )
     decision_format: Literal["text", "json"] = option(
         "text",
-        "How the verifier replies: in lines of text, or in JSON that the provider holds to a schema (openai and"
-        " local).",
+        "Format of the verifier's replies: lines of text, or JSON in a schema that the provider enforces (openai and "
+        "local).",
     )
     randomize_prover_stance: bool = option(
         False, "Each item has its own stance for a single prover (and those of mnip), by a hash."
     )
     randomize_channel_order: bool = option(True, "The verifier reads two provers' channels in a seeded random order.")
     agents: dict[str, LanguageAgentSettings] = option(
-        dict, "Settings by agent name; `_default` stands for all that are not named."
+        dict, "Settings by agent name; `_default` applies to agents that are not named."
     )
 
     def faults(self) -> Iterator[str]:

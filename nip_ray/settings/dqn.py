@@ -1,4 +1,4 @@
-"""How deep Q-learning learns: the rule, the replay buffer, and what each role has of its own."""
+"""Settings of deep Q-learning: the algorithm, the replay buffer, and those of each role."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class RateSchedule:
     steps: int | None = option(None, _STEPS, ge=1)
 
     def faults(self) -> Iterator[str]:
-        """What is missing, superfluous or contradictory."""
+        """Missing, superfluous and contradictory keys."""
         kind, used, defaults = self.kind, USED_BY_KIND[self.kind], type(self)()
         for name in ("initial", "final", "rate", "steps"):
             value = getattr(self, name)
@@ -74,7 +74,7 @@ class ExplorationRate(RateSchedule):
 
 @dataclass(frozen=True)
 class ImportanceExponent(RateSchedule):
-    """How far prioritised sampling is corrected for, at gradient step t: 0 not at all, 1 wholly."""
+    """The correction for prioritised sampling at gradient step t, from 0 (none) to 1 (full)."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -86,7 +86,7 @@ class ImportanceExponent(RateSchedule):
 
 @dataclass(frozen=True)
 class DQNRoleSettings:
-    """What one role has of its own. A step is one gradient step of each trained role, in their order."""
+    """Settings of one role. A step is one gradient step of each trained role, in their order."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -102,8 +102,7 @@ class DQNRoleSettings:
     )
     target_tau: float = option(
         1.0,
-        "How far an update moves the target network to the trained one (1: a copy, small and at every step: a Polyak"
-        " average).",
+        "Step of the target network towards the trained one (1: a copy; small and at every step: a Polyak average).",
         gt=0,
         le=1,
     )
@@ -127,18 +126,18 @@ class DQNSettings:
         1000, "Steps in an iteration; in each, every trained role takes one gradient step.", ge=1
     )
     trained_roles: tuple[str, ...] = option(
-        (), "Who is trained, in the order of their gradient steps (none: all that learn)."
+        (), "Trained roles, in the order of their gradient steps (none: all that learn)."
     )
     double: bool = option(
-        True, "Let the trained network choose the move whose target value is taken (false: the target network itself)."
+        True, "The trained network chooses the move whose target value is used (false: the target network does)."
     )
-    dueling: bool = option(False, "Value and advantages as two heads, whose sum is Q.")
-    n_step: int = option(1, "Own moves whose rewards are summed before a value takes over.", ge=1)
+    dueling: bool = option(False, "Separate heads for value and advantages, whose sum is Q.")
+    n_step: int = option(1, "Own moves whose rewards are summed before bootstrapping.", ge=1)
     bootstrap_cutoffs: bool = option(
         True, "Copies that run out of rounds continue in value (false: running out is an end, worth nothing)."
     )
     loss: Literal["smooth_l1", "l2"] = option("smooth_l1", "Distance between value and target; l2 is half the square.")
-    loss_beta: float = option(1.0, "Where smooth_l1 turns from a square into a straight line.", gt=0)
+    loss_beta: float = option(1.0, "Error above which smooth_l1 is linear.", gt=0)
     max_grad_norm: float | None = option(10.0, "Largest gradient norm of a role (none: no clipping).", gt=0)
     precision: Literal["float32", "bfloat16"] = option(
         "float32",
@@ -147,7 +146,7 @@ class DQNSettings:
     )
     buffer_size: int = option(100_000, "Transitions kept for each role; the oldest make room.", ge=1)
     buffer_device: Literal["cpu", "learner"] = option(
-        "learner", "Where they lie: in main memory, or where the gradients are computed."
+        "learner", "Device of the buffers: main memory, or the learner's device."
     )
     save_buffer: bool = option(
         True, "Keep them in checkpoints (false: a resumed run fills its buffers again, and differs)."
@@ -157,7 +156,7 @@ class DQNSettings:
         False, "Replay transitions in proportion to how wrong their values were (false: all alike)."
     )
     priority_exponent: float = option(
-        0.6, "How much that counts: 0 all alike, 1 in proportion (prioritised).", ge=0, le=1
+        0.6, "Strength of the priorities: 0 none, 1 in proportion (prioritised).", ge=0, le=1
     )
     importance: ImportanceExponent = option(
         ImportanceExponent, "Exponent of the weights that correct for it (prioritised)."
@@ -178,7 +177,7 @@ class DQNSettings:
 
 
 def role_settings(settings: DQNSettings, role: str) -> DQNRoleSettings:
-    """What `role` has of its own: what is named for it, else `_default`, else the defaults."""
+    """The settings of `role`: its own, else `_default`, else the defaults."""
     return settings.roles.get(role) or settings.roles.get("_default") or DQNRoleSettings()
 
 

@@ -1,9 +1,8 @@
-"""What a runner file says: an environment, the learners that share its copies, the driver that steps them, what is
-kept.
+"""Settings of a runner file: an environment, the learners that share its copies, the driver, and outputs.
 
 Decisions that matter here:
-- there are two kinds of environment, a Gymnasium one and an experiment of ours. What an experiment plays, and how its
-  agents learn, stands in its own config file; a runner file names that and says what is changed.
+- there are two kinds of environment: a Gymnasium one, and an experiment of this package, whose game and algorithms are
+  in its own config file. A runner file names that file and lists changes.
 """
 
 from dataclasses import dataclass
@@ -23,13 +22,11 @@ class EnvironmentSettings:
     num_copies: int = option(16, "Copies that are stepped together.", ge=1)
     vectorization: Literal["auto", "sync", "async", "vector_entry_point"] = option(
         "auto",
-        "How copies are made one: the environment's own vector form (auto: where it has one), a loop, or a process"
-        " each.",
+        "Vectorisation: the environment's vector form (auto: if it has one), a loop, or a process each.",
     )
     autoreset: Literal["next_step", "same_step", "disabled"] = option(
         "next_step",
-        "When a copy whose episode has ended begins again: in the step after, in the same step, or when the driver"
-        " says so.",
+        "When a finished copy begins again: in the next step, in the same step, or when the driver resets it.",
     )
     shared: bool = option(
         False,
@@ -45,7 +42,7 @@ class ExperimentEnvironmentSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["experiment"] = option("experiment", "What a config file plays.")
+    name: Literal["experiment"] = option("experiment", "The experiment of a config file.")
     config: str = option("", "YAML config of an experiment, or the folder of a run.")
     changes: tuple[str, ...] = option((), "Keys of it that are changed, each as a.b=c.")
     num_copies: int = option(64, "Copies that are stepped together, of all learners.", ge=1)
@@ -104,12 +101,12 @@ class DQNAgentSettings:
     gradient_steps: int = option(1, "Gradient steps in an update.", ge=1)
     update_interval: int = option(1, "Timesteps between two updates.", ge=1)
     target_update_interval: int = option(1, "Timesteps between two moves of the target network.", ge=1)
-    polyak: float = option(0.01, "How far it then moves to the online network.", gt=0, le=1)
+    polyak: float = option(0.01, "Step of the target network towards the online network.", gt=0, le=1)
     gamma: float = option(0.99, "Gamma.", ge=0, le=1)
     lr: float = option(1e-3, "Learning rate of Adam.", gt=0)
     max_grad_norm: float | None = option(10.0, "Largest gradient norm (none: no clipping).", gt=0)
     learning_starts: int = option(100, "Timesteps before the first update.", ge=0)
-    random_timesteps: int = option(0, "First timesteps whose actions are drawn evenly.", ge=0)
+    random_timesteps: int = option(0, "First timesteps with uniformly random actions.", ge=0)
     exploration_start: float = option(1.0, "Share of random actions at first.", ge=0, le=1)
     exploration_end: float = option(0.05, "Share of random actions in the end.", ge=0, le=1)
     exploration_fraction: float = option(0.5, "Part of all timesteps over which the share falls, linearly.", gt=0, le=1)
@@ -130,11 +127,10 @@ class ExperimentAgentSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["experiment"] = option("experiment", "As the environment's config says.")
+    name: Literal["experiment"] = option("experiment", "The experiment's algorithm.")
     changes: tuple[str, ...] = option(
         (),
-        "What this learner has of its own, each as a.b=c: algorithm, schedules, scenario.agents, initial_weights,"
-        " pretraining.",
+        "Changes for this learner, each as a.b=c: algorithm, schedules, scenario.agents, initial_weights, pretraining.",
     )
 
 
@@ -145,10 +141,10 @@ class LearnerSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: str | None = option(
-        None, "Begins the keys of its figures (none: learner_0, learner_1, ...).", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$"
+        None, "Prefix of its metrics' keys (none: learner_0, learner_1, ...).", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$"
     )
     algorithm: PPOAgentSettings | DQNAgentSettings | RandomAgentSettings | ExperimentAgentSettings = option(
-        PPOAgentSettings, "How it acts and learns (in an experiment: as its config says)."
+        PPOAgentSettings, "Its algorithm (in an experiment: the config's)."
     )
     network: NetworkSettings = option(NetworkSettings, "Of each of its networks.")
     scope: int | None = option(
@@ -158,18 +154,18 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class DriverSettings:
-    """How learners and environment are stepped. A timestep is one step of every copy."""
+    """Settings of the driver. A timestep is one step of every copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["sequential", "parallel", "step", "manual"] = option("sequential", "Which driver.")
+    name: Literal["sequential", "parallel", "step", "manual"] = option("sequential", "The driver.")
     timesteps: int = option(100_000, "Timesteps of training.", ge=1)
     headless: bool = option(True, "Do not render.")
     render_interval: int = option(1, "Timesteps between two pictures.", ge=1)
     progress_bar: bool = option(True, "Show one, where there is a terminal.")
     close_environment_at_exit: bool = option(True, "Close the environment when the process ends, however it does.")
     environment_info: str = option(
-        "episode", "Mapping within an environment's infos whose single numbers are tracked.", min_length=1
+        "episode", "Key of the environment's infos whose single numbers are logged.", min_length=1
     )
     stochastic_evaluation: bool = option(False, "Evaluate with sampled actions instead of the most likely ones.")
     threads_per_learner: int = option(1, "Processor threads of each learner of the parallel driver.", ge=1)
@@ -177,7 +173,7 @@ class DriverSettings:
 
 @dataclass(frozen=True)
 class RunnerEvaluationSettings:
-    """Evaluation in copies of its own; it teaches nobody."""
+    """Evaluation in separate copies, without learning."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -187,7 +183,7 @@ class RunnerEvaluationSettings:
 
 @dataclass(frozen=True)
 class RunnerExperimentSettings:
-    """What is kept of a run, and where."""
+    """Outputs of a run."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -209,12 +205,10 @@ class RunnerSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     seed: int = option(0, "Of every random draw.", ge=0)
-    environment: EnvironmentSettings | ExperimentEnvironmentSettings = option(EnvironmentSettings, "What is played.")
+    environment: EnvironmentSettings | ExperimentEnvironmentSettings = option(EnvironmentSettings, "The environment.")
     learners: tuple[LearnerSettings, ...] = option(
-        lambda: (LearnerSettings(),), "Who plays and learns; each sees its own copies alone."
+        lambda: (LearnerSettings(),), "The learners; each sees only its own copies."
     )
-    driver: DriverSettings = option(DriverSettings, "Who steps them.", meaning=RESUMABLE)
-    evaluation: RunnerEvaluationSettings = option(
-        RunnerEvaluationSettings, "The figures at the end.", meaning=RESUMABLE
-    )
-    experiment: RunnerExperimentSettings = option(RunnerExperimentSettings, "What is kept.", meaning=RESUMABLE)
+    driver: DriverSettings = option(DriverSettings, "The driver that steps them.", meaning=RESUMABLE)
+    evaluation: RunnerEvaluationSettings = option(RunnerEvaluationSettings, "The final evaluation.", meaning=RESUMABLE)
+    experiment: RunnerExperimentSettings = option(RunnerExperimentSettings, "Outputs of the run.", meaning=RESUMABLE)

@@ -1,4 +1,4 @@
-"""Where an experiment runs and what it keeps: settings that belong to no single room."""
+"""Settings of where an experiment runs and what it stores, which belong to no single package."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class MessageRegressionSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    enabled: bool = option(False, "Whether it is done.")
-    agents: tuple[str, ...] | None = option(None, "Whose messages are read (none: everyone's).")
+    enabled: bool = option(False, "Compute it.")
+    agents: tuple[str, ...] | None = option(None, "Agents whose messages are read (none: all).")
     num_epochs: int = option(
         10, "Passes over the messages that it learns from; few messages, or a subtle code, need more.", ge=1
     )
@@ -23,7 +23,7 @@ class MessageRegressionSettings:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """How much is played in an iteration, and where."""
+    """Amount and place of play in an iteration."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -46,7 +46,7 @@ class PlaySettings:
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """Where gradients are computed."""
+    """Processes and devices that compute gradients."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -75,7 +75,7 @@ class EvaluationSettings:
         meaning=FILE,
     )
     message_regression: MessageRegressionSettings = option(
-        MessageRegressionSettings, "What agents' first messages say of the label."
+        MessageRegressionSettings, "Measure how much agents' first messages reveal of the label."
     )
     worst_case_episodes: int = option(
         5, "Episodes for each held-out instance, of which the final evaluation counts the worst (0: none).", ge=0
@@ -90,7 +90,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """What is kept for resuming."""
+    """Checkpoints for resuming."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -100,7 +100,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True)
 class RuntimeSettings:
-    """What must not change a result: threads, Ray."""
+    """Settings without effect on results: threads, Ray."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -110,10 +110,10 @@ class RuntimeSettings:
         ge=1,
     )
     ray_address: str | None = option(
-        None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one where remote workers are asked for)."
+        None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one if remote workers are configured)."
     )
     ray_num_cpus: int | None = option(
-        None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1
+        None, "CPUs of a local Ray (none: those that the workers need, at least the machine's).", ge=1
     )
     num_cpus: float = option(1, "CPUs that Ray reserves for the main process of a trial of a sweep.", gt=0)
     autoscaling: bool = option(False, "The cluster grows on demand: do not refuse what does not fit it yet.")
@@ -121,8 +121,7 @@ class RuntimeSettings:
 
 @dataclass(frozen=True)
 class FaultToleranceSettings:
-    """How often, and for how long, a run continues after losing a process. A fault that repeats itself ends it in
-    seconds."""
+    """Limits for continuing after the loss of a process. A repeated fault ends the run in seconds."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 

@@ -24,16 +24,16 @@ class GraphDataSettings:
     train: str | None = option(
         None, "File of training pairs (.npz of ours, the published data.pt, or a plain .npz); none: made.", meaning=FILE
     )
-    test: str | None = option(None, "File of held-out pairs, likewise.", meaning=FILE)
+    test: str | None = option(None, "File of held-out pairs, in the same formats.", meaning=FILE)
     num_train: int | None = option(
         None, "Training pairs: how many to make (none: 10000), or a balanced truncation of the file.", ge=2
     )
-    num_test: int | None = option(None, "Held-out pairs, likewise (none: 1000 where they are made).", ge=2)
+    num_test: int | None = option(None, "Held-out pairs to use (none: 1000 if they are generated).", ge=2)
     seed: int = option(0, "Seed of what is made and of truncations.", ge=0)
     graph_sizes: tuple[int, ...] = option((7, 8, 9, 10, 11), "Numbers of nodes of made graphs.", min_length=1)
     edge_probabilities: tuple[float, ...] = option((0.2, 0.4, 0.6, 0.8), "Their densities.", min_length=1)
     non_iso_prop_score_1: float = option(
-        0.1, "Share of made non-isomorphic pairs that one refinement round tells apart.", ge=0, le=1
+        0.1, "Share of generated non-isomorphic pairs that one refinement round distinguishes.", ge=0, le=1
     )
     non_iso_prop_score_2: float = option(0.2, "Share that needs two rounds; the rest needs more.", ge=0, le=1)
     min_wl_score: int | None = option(
@@ -110,7 +110,7 @@ class GraphAgentSettings(HeadSettings):
         " (shared), or like any other node (unmarked).",
     )
     input_bias: float = option(
-        0.0, "Length of the random vector that every node starts with, before anything is said.", ge=0
+        0.0, "Length of the random vector with which every node starts, before the first message.", ge=0
     )
     attention_initialisation: Literal["independent", "tied"] = option(
         "independent",
@@ -132,7 +132,7 @@ class GraphIsomorphismSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["graph_isomorphism"] = option("graph_isomorphism", "The task.")
-    data: GraphDataSettings = option(GraphDataSettings, "Where the pairs come from.")
+    data: GraphDataSettings = option(GraphDataSettings, "Source of the pairs.")
     agents: dict[str, GraphAgentSettings] = option(
         dict, "Agent -> its networks; `_default` serves the agents not named."
     )

@@ -1,5 +1,4 @@
-"""What the networks of agents in graph isomorphism and in image classification have in common: the heads, and how fast
-parts learn."""
+"""Settings shared by networks of graph isomorphism and image classification: heads and learning rate factors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,14 +24,14 @@ class HeadSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    kind: str = option("learned", "What plays.")
+    kind: str = option("learned", "Kind of player.")
     channels: Literal["together", "apart"] = option(
         "together",
         "Encode all channels that it reads at once, as published, or each apart by the same weights, weighed by learned"
         " gates; a decision has a gate for silence as well.",
     )
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
-    d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)
+    d_representation: int = option(16, "Width of the representation that the body returns to the heads.", ge=1)
     d_decider: int = option(16, "Hidden width of the head that decides.", ge=1)
     d_linear_message_selector: int = option(16, "Hidden width of the head that sends linear messages.", ge=1)
     d_value: int = option(16, "Hidden width of the value head.", ge=1)

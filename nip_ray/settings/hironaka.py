@@ -35,10 +35,8 @@ class HironakaLayer:
     kind: Literal["dense", "residual"] = option(
         "dense", "A linear map, or a residual block of two (where the width changes there is a third one around them)."
     )
-    norm: Literal["none", "batch", "layer"] = option(
-        "none", "What follows each linear map: nothing, a batch norm or a layer norm."
-    )
-    repeat: int = option(1, "How many of them, one after the other.", ge=1)
+    norm: Literal["none", "batch", "layer"] = option("none", "Norm after each linear map: none, batch or layer.")
+    repeat: int = option(1, "Number of repetitions.", ge=1)
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,14 @@ class HironakaAgentSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     kind: Literal["learned", "scripted"] = option("learned", "A network, or players without weights.")
-    player: Script = option("random", "Which one (scripted).")
+    player: Script = option("random", "Scripted player.")
     others: tuple[Script, ...] = option(
         (), "Further ones: in each game one of all of them plays, drawn evenly (scripted)."
     )
     view: Literal["scaled", "relative"] = option(
         "relative",
-        "What a network makes of the points: nothing, or places relative to the smallest and largest of each"
-        " coordinate, and their logarithms, in which small differences beside large numbers can still be seen.",
+        "Input of a network: the points, or places relative to the smallest and largest of each coordinate with their "
+        "logarithms, which keep small differences between large numbers visible.",
     )
     encoder: Literal["flat", "set"] = option(
         "set",
@@ -66,7 +64,7 @@ class HironakaAgentSettings:
     width: int = option(128, "Width of the layers behind it.", ge=1)
     depth: int = option(2, "Number of these layers, each with a rectifier (0: linear heads).", ge=0)
     layers: tuple[HironakaLayer, ...] = option(
-        (), "Other layers in their place, each with a rectifier (none: width and depth say it all)."
+        (), "Other layers in their place, each with a rectifier (none: width and depth apply)."
     )
     shared_body: bool = option(True, "Policy and value have encoder and layers in common.")
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
@@ -85,8 +83,8 @@ class HironakaSettings:
     dimension: int = option(3, "Coordinates of a point.", ge=2, le=MAX_DIMENSION)
     starts: Literal["random", "thom", "thom_homogeneous"] = option(
         "random",
-        "What games begin with: random points, or always the published points of a Thom polynomial (dimension 4 or 7),"
-        " as they are or made homogeneous.",
+        "Starts: random points, or always the published points of a Thom polynomial (dimension 4 or 7), plain or "
+        "homogeneous.",
     )
     max_points: int = option(20, "Points of a random start, and the most a game can have.", ge=2, le=MAX_POINTS)
     max_value: int = option(
@@ -95,13 +93,11 @@ class HironakaSettings:
         ge=1,
         le=2**20,
     )
-    max_rounds: int = option(
-        100, "A game that is not over after so many rounds is cut off (truncated, nobody has won).", ge=1
-    )
+    max_rounds: int = option(100, "Rounds after which a game is truncated, without a winner.", ge=1)
     polytope: Literal["minimal", "exact"] = option(
         "minimal",
-        "Which points stay after a move: those that no other point is below in every coordinate, or the vertices alone"
-        " (slow, scipy).",
+        "Points kept after a move: those with no other point below in every coordinate, or only vertices (slow, "
+        "scipy).",
     )
     reduce_start: bool = option(True, "Reduce the points before the first move, too.")
     reposition: bool = option(False, "Move the points to the coordinate planes after each move.")
@@ -130,7 +126,7 @@ class HironakaSettings:
     agents: dict[str, HironakaAgentSettings] = option(dict, "Host and agent; `_default` serves the one not named.")
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with the starts and with who plays."""
+        """Faults of the starts and the players."""
         if self.starts != "random":
             if THOM.get(self.dimension, self.max_points + 1) > self.max_points:
                 expected = " or ".join(f"dimension {d} with max_points of at least {n}" for d, n in THOM.items())

@@ -11,10 +11,9 @@ from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A source in short. repository: on the hub, with its `subset` (None: embedded, or files alone). size: (channels,
-    height, width), None where the files say. num_classes likewise. image, label: its columns. pair: the classes of
-    `select_two`. merge_seed: the seed that `merge` permutes its classes by. With both, and the split of their own hub,
-    they are the published library's."""
+    """A source of images. repository: on the hub, with its `subset` (None: embedded, or files only). size: (channels,
+    height, width); size and num_classes are None if the files determine them. image, label: its columns. pair: the
+    classes of `select_two`. merge_seed: the seed of `merge`. Both, and the hub's split, are the published library's."""
 
     repository: str | None
     size: tuple[int, int, int] | None
@@ -63,15 +62,15 @@ class ImageDataSettings:
     num_train: int | None = option(
         None, "Keep so many training images, as many of each label where balanced (none: all).", ge=2
     )
-    num_test: int | None = option(None, "Keep so many held-out images, likewise.", ge=2)
+    num_test: int | None = option(None, "Held-out images to keep, in the same way.", ge=2)
     test_share: float = option(
         0.2, "Share that is held out where a source has no held-out images of its own.", gt=0, lt=1
     )
     seed: int = option(0, "Seed of splits and of which images are left out.", ge=0)
     binarisation: Literal["merge", "select_two", "random", "classes"] = option(
         "merge",
-        "How classes become labels: half of the classes against the other half, one class against another, by chance,"
-        " or each has its own, as many as protocol.verdicts.",
+        "Labels of classes: one half against the other, one class against another, random, or one for each class, as "
+        "many as protocol.verdicts.",
     )
     selected_classes: tuple[int, ...] | None = option(
         None,
@@ -83,7 +82,7 @@ class ImageDataSettings:
 
 
 def data_faults(data: ImageDataSettings) -> Iterator[str]:
-    """What cannot be, each beginning with its key; files are looked for, not into."""
+    """Faults of the data settings, each beginning with its key; files are checked for existence only."""
     if data.source == "files" and data.train is None:
         yield "train: missing, the source files needs a parquet file or a folder of them"
     for split in ("train", "test"):
@@ -109,8 +108,7 @@ def data_faults(data: ImageDataSettings) -> Iterator[str]:
 
 
 def num_labels(data: ImageDataSettings, num_classes: int | None = None) -> int | None:
-    """How many labels there are; None where only the files say. num_classes: of the source, where that is known
-    better."""
+    """The number of labels; None if only the files determine it. num_classes: the source's, if known."""
     if data.binarisation != "classes":
         return 2
     known = num_classes or SOURCES[data.source].num_classes
@@ -156,8 +154,8 @@ class ImageAgentSettings(HeadSettings):
     num_blocks_per_group: int = option(2, "Blocks in each group.", ge=1)
     pretrained_weights: str | None = option(
         None,
-        "Weights of a pretrained timm model whose last feature map the agent sees too: a .safetensors file, a state"
-        " dict, or a folder as timm writes it (extra `vision`).",
+        "Weights of a pretrained timm model whose last feature map the agent also sees: a .safetensors file, a state "
+        "dict, or a folder of timm (extra `vision`).",
         meaning=FILE,
     )
     pretrained_architecture: str = option(
@@ -181,9 +179,7 @@ class ImageClassificationSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["image_classification"] = option("image_classification", "The task.")
-    data: ImageDataSettings = option(
-        ImageDataSettings, "Where the images come from, and how their classes become labels."
-    )
+    data: ImageDataSettings = option(ImageDataSettings, "Source of the images, and the labels of their classes.")
     agents: dict[str, ImageAgentSettings] = option(
         dict, "Agent -> its networks; `_default` serves the agents not named."
     )

@@ -1,4 +1,4 @@
-"""Which language model speaks for an agent, in every scenario that language models play."""
+"""Settings of the language model of an agent, in every scenario of language models."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class LanguageAgentSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    provider: str = option("local", "Who answers for the model: a name in `providers`.")
+    provider: str = option("local", "Provider of the model: a name in `providers`.")
     model: str = option(
         "default",
         "The provider's name of the base model (local: a folder, `default` for the small one built here, or `words` for"
@@ -28,13 +28,13 @@ class LanguageAgentSettings:
     )
     temperature: float | None = option(None, "Sampling temperature (none: the provider's default).", ge=0, le=2)
     top_p: float | None = option(None, "Nucleus of sampling (none: the provider's default).", gt=0, le=1)
-    max_response_words: int = option(150, "Words that an answer may have, as the agent is told.", ge=1)
+    max_response_words: int = option(150, "Word limit of an answer, stated in the prompt.", ge=1)
     max_tokens: int | None = option(
         None, "Tokens that an answer may have (none: one and a half times max_response_words).", ge=1
     )
-    max_reasoning_tokens: int = option(0, "Tokens that reasoning may take besides, before the answer.", ge=0)
+    max_reasoning_tokens: int = option(0, "Additional tokens for reasoning before the answer.", ge=0)
     reasoning_effort: str | None = option(
-        None, "How much to reason, in the provider's words (openai; none: its default)."
+        None, "Reasoning effort, in the provider's words (openai; none: its default)."
     )
     extra_body: str = option(
         "",
@@ -46,12 +46,10 @@ class LanguageAgentSettings:
         "Form of chats: separate messages with names, user and assistant in turn, or so and without a system role "
         "(auto: what a local model's template accepts; alternating for all others).",
     )
-    max_invalid_replies: int = option(
-        20, "Replies that cannot be used, in a turn, after which an empty message stands for it.", ge=1
-    )
+    max_invalid_replies: int = option(20, "Invalid replies in a turn, after which its message is empty.", ge=1)
 
     def faults(self) -> Iterator[str]:
-        """Members of requests that are no JSON, and reasoning without room."""
+        """Members of requests that are not JSON, and reasoning without tokens."""
         try:
             _ = self.extra_members
         except ValueError:
@@ -67,7 +65,7 @@ class LanguageAgentSettings:
 
     @property
     def extra_members(self) -> dict[str, Any]:
-        """What a request's body holds besides. Raises ValueError where `extra_body` is no JSON object."""
+        """The additional members of a request's body. Raises ValueError if `extra_body` is not a JSON object."""
         extra = json.loads(self.extra_body or "{}")
         if not isinstance(extra, dict):
             raise ValueError("expected a JSON object")

@@ -42,13 +42,12 @@ class MatrixGameSettings:
     name: Literal["matrix_game"] = option("matrix_game", "The task.")
     game: Literal[
         "bimatrix", "matching_pennies", "rock_paper_scissors", "prisoners_dilemma", "tandem", "kuhn_poker"
-    ] = option("prisoners_dilemma", "Which game; bimatrix is any one that payoffs0 and payoffs1 describe.")
+    ] = option("prisoners_dilemma", "The game; bimatrix is the one of payoffs0 and payoffs1.")
     payoffs0: tuple[tuple[float, ...], ...] = option(
         (),
-        "What player0 is paid in a round: a row for each move of its own, in it a column for each move of player1"
-        " (bimatrix).",
+        "Pay of player0 in a round: a row for each of its moves, with a column for each move of player1 (bimatrix).",
     )
-    payoffs1: tuple[tuple[float, ...], ...] = option((), "What player1 is paid, laid out like payoffs0 (bimatrix).")
+    payoffs1: tuple[tuple[float, ...], ...] = option((), "Pay of player1, in the layout of payoffs0 (bimatrix).")
     tandem_actions: int = option(21, "Number of evenly spaced actions of each player, from -2 to 2 (tandem).", ge=2)
     agents: dict[str, MatrixAgentSettings] = option(
         dict, "Agent -> its policy; `_default` serves the agents not named."
@@ -71,9 +70,9 @@ class LanguageMatrixGameSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["matrix_game"] = option("matrix_game", "The task.")
-    game: Literal["kuhn_poker"] = option("kuhn_poker", "Which game.")
+    game: Literal["kuhn_poker"] = option("kuhn_poker", "The game.")
     agents: dict[str, LanguageAgentSettings] = option(
-        dict, "Settings by agent name; `_default` stands for all that are not named."
+        dict, "Settings by agent name; `_default` applies to agents that are not named."
     )
 
 

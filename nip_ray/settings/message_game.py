@@ -21,7 +21,7 @@ class MessageAgentSettings:
 
 @dataclass(frozen=True)
 class MessageGameSettings:
-    """The smallest game of messages: the prover sees a secret, the verifier must find out which half it lies in."""
+    """The smallest game of messages: the prover sees a secret, and the verifier must name its half."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 

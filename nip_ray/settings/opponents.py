@@ -45,7 +45,7 @@ class OpponentSettings:
         1, "Snapshots that each agent draws for an iteration, of each env runner; they share its episodes evenly.", ge=1
     )
     agents: tuple[str, ...] | None = option(
-        None, "Who plays against the past (none: every agent that learns).", min_length=1
+        None, "Agents that play against the past (none: every agent that learns).", min_length=1
     )
 
     def faults(self) -> Iterator[str]:

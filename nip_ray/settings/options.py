@@ -1,10 +1,10 @@
 """`option`: one line that declares a typed field, its default, its bounds and its description.
 
-Rooms that must run with torch alone declare their settings as frozen standard dataclasses with these fields; the config
-room wraps the very same classes in pydantic, which reads default, bounds and description from here. So there is one
-source of defaults, and no import of pydantic below `nip_ray.config`.
+Packages that must run with torch alone declare their settings as frozen standard dataclasses with these fields;
+`nip_ray.config` wraps the same classes in pydantic, which reads default, bounds and description from here. So there is
+one source of defaults, and no import of pydantic below `nip_ray.config`.
 
-What a key means for the machinery stands beside it as well, and nowhere else:
+A field also declares how the rest of the package treats its key:
 - `path`: "file" (or folder), "run" (a run folder or an address of one), "plugin" (a file, or a module) or "model" (a
   folder where the provider is local). Relative ones are made absolute before workers, trials or a later resume read
   them;
@@ -13,8 +13,8 @@ What a key means for the machinery stands beside it as well, and nowhere else:
 - `over_iterations` true: where it is set, something changes over the run's whole length, which a resumed run then
   cannot change.
 
-What is wrong with the settings of one class together, its `faults()` yields, as `key: got ..., use ...`; a class need
-not heed those of its bases, which `nip_ray.config.rules` asks as well.
+A class's `faults()` yields contradictions between its settings, as `key: got ..., use ...`. `nip_ray.config.rules`
+also calls those of its bases.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
-"""How language agents learn by policy gradient on their own tokens. The formulas are in
-`nip_ray.learning.token_losses`."""
+"""Settings of policy gradient on tokens of language agents. The formulas are in `nip_ray.learning.token_losses`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, RESUMABLE,
 
 @dataclass(frozen=True)
 class PolicyGradientAgentSettings:
-    """What an agent has of its own instead of the rule's."""
+    """Settings of one agent that override the algorithm's."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -21,7 +20,7 @@ class PolicyGradientAgentSettings:
     )
     final_kl_coefficient: float | None = option(
         None,
-        "Where that ends, linearly over the run's iterations (none: where the rule's does).",
+        "Its final value, reached linearly over the run's iterations (none: the algorithm's).",
         meaning=OVER_ITERATIONS,
         ge=0,
     )
@@ -43,8 +42,7 @@ class CurriculumStage:
 
 @dataclass(frozen=True)
 class TokenTrainingSettings:
-    """What all rules have in common by which agents learn, after each iteration's dialogues, from the tokens that they
-    wrote in them."""
+    """Settings of all algorithms that learn from the tokens of an iteration's dialogues."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -53,14 +51,13 @@ class TokenTrainingSettings:
     discount: float = option(1.0, "Discount of rewards per protocol round.", ge=0, le=1)
     invalid_penalty: float = option(
         0.0,
-        "Taken off the return of a turn whose reply cannot be used, besides what the protocol pays for its empty"
-        " message.",
+        "Subtracted from the return of a turn with an unusable reply, in addition to the pay for its empty message.",
         ge=0,
     )
     aggregation: Literal["token", "turn", "turn_mean"] = option(
         "token",
-        "How tokens weigh: all the same (DAPO), sums of turns over the most tokens that a reply may have (Dr. GRPO), "
-        "or each turn by its mean (GRPO).",
+        "Weights of tokens: equal (DAPO), sums of turns over the most tokens of a reply (Dr. GRPO), or means of turns "
+        "(GRPO).",
     )
     num_epochs: int = option(1, "Passes over an iteration's turns.", ge=1)
     minibatch_size: int | None = option(None, "Turns in a gradient step (none: all of the iteration).", ge=1)
@@ -75,12 +72,12 @@ class TokenTrainingSettings:
     )
     final_kl_coefficient: float | None = option(
         None,
-        "Where KL coefficients end, linearly over the run's iterations: agents explore at first (none: they stay).",
+        "Final KL coefficient, reached linearly over the run's iterations (none: constant).",
         meaning=OVER_ITERATIONS,
         ge=0,
     )
     kl_estimator: Literal["k3", "k2"] = option(
-        "k3", "Estimator of that divergence: k3 as GRPO has it, or k2, whose gradient is that of KL(policy || start)."
+        "k3", "Estimator of that divergence: k3 as in GRPO, or k2, whose gradient is that of KL(policy || start)."
     )
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     learning_rate: float = option(1e-4, "Learning rate of AdamW.", gt=0)
@@ -90,7 +87,7 @@ class TokenTrainingSettings:
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)
     agents: dict[str, PolicyGradientAgentSettings] = option(
-        dict, "Settings of its own by agent name; `_default` stands for all that are not named."
+        dict, "Settings by agent name; `_default` applies to agents that are not named."
     )
     max_logprob_difference: float | None = option(
         0.01,
@@ -124,7 +121,7 @@ class TokenTrainingSettings:
     warmup_batch_size: int = option(64, "Examples in a supervised step, also of the format warm-up.", ge=1)
     warmup_learning_rate: float | None = option(None, "Learning rate of supervised steps (none: learning_rate).", gt=0)
     warmup_agents: tuple[str, ...] | None = option(
-        None, "Who learns from the scenario's examples (none: everyone who is not frozen)."
+        None, "Agents that learn from the scenario's examples (none: all that are not frozen)."
     )
     curriculum: tuple[CurriculumStage, ...] = option(
         (),
@@ -135,7 +132,7 @@ class TokenTrainingSettings:
         10, "Play held-out items every so many iterations (0: after the last alone).", meaning=RESUMABLE, ge=0
     )
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
-    num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
+    num_test_repeats: int = option(1, "Plays of each held-out item.", ge=1)
     checkpoint_every: int = option(
         10, "Write a checkpoint every so many iterations (the last one always is).", meaning=RESUMABLE, ge=1
     )
@@ -166,7 +163,7 @@ class TokenTrainingSettings:
             yield "warmup_agents: warmup_steps is 0, leave it out or raise that"
 
     def of_agent(self, agent: str) -> PolicyGradientAgentSettings:
-        """What `agent` has of its own, `_default`'s where it is not named."""
+        """The settings of `agent`, else those of `_default`."""
         return self.agents.get(agent, self.agents.get("_default", PolicyGradientAgentSettings()))
 
     def seen_by(self, agent: str) -> Self:
@@ -211,13 +208,11 @@ class PolicyGradientSettings(RatioClipSettings, TokenTrainingSettings):
     name: Literal["policy_gradient"] = option("policy_gradient", "Policy gradient.")
     advantage: Literal["group", "leave_one_out", "role", "none"] = option(
         "group",
-        "What is taken off a turn's return: the mean of its group (GRPO), the mean of the others of its group (RLOO), "
-        "a moving average of its agent's returns (SPIRAL), or nothing.",
+        "Baseline of a turn's return: the mean of its group (GRPO), the mean of the others of its group (RLOO), a "
+        "moving average of its agent's returns (SPIRAL), or none.",
     )
     normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
-    role_baseline_decay: float = option(
-        0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1
-    )
+    role_baseline_decay: float = option(0.95, "Decay of the moving average at each dialogue (role).", ge=0, lt=1)
 
     def faults(self) -> Iterator[str]:
         """Settings without an effect, and groups of one."""

@@ -1,4 +1,4 @@
-"""How the policy-gradient rules learn: what they share, and proximal policy optimisation, and REINFORCE."""
+"""Settings of policy gradients for networks: shared ones, PPO and REINFORCE."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, option
 
 @dataclass(frozen=True)
 class OnPolicyAgentSettings:
-    """What an agent has of its own instead of the rule's."""
+    """Settings of one agent that override the algorithm's."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -18,8 +18,8 @@ class OnPolicyAgentSettings:
 
 @dataclass(frozen=True)
 class OnPolicySettings:
-    """What PPO, REINFORCE and the Stackelberg family share; the defaults are the published library's. A frame is one
-    round of one copy."""
+    """Settings of PPO, REINFORCE and the Stackelberg family; defaults are the published library's. A frame is one round
+    of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -40,7 +40,7 @@ class OnPolicySettings:
     num_epochs: int = option(4, "Passes over an iteration's rollouts.", ge=1)
     minibatch_size: int = option(64, "Frames in a minibatch; it holds minibatch_size / rounds whole copies.", ge=1)
     minibatch_copies: int | None = option(
-        None, "Whole copies in a minibatch, instead of minibatch_size (none: as that says).", ge=1
+        None, "Whole copies in a minibatch, instead of minibatch_size (none: minibatch_size applies).", ge=1
     )
     gamma: float = option(0.9, "Discount per protocol round.", ge=0, le=1)
     lam: float = option(0.95, "Lambda of generalised advantage estimation, per own turn.", ge=0, le=1)
@@ -57,14 +57,14 @@ class OnPolicySettings:
     )
     verdict_gradient: Literal["sampled", "expected", "label"] = option(
         "sampled",
-        "What deciders learn their decisions from: the pay of the one drawn; the expected pay over all; or the one"
-        " drawn and, besides, the log score of the label.",
+        "Signal for decisions: the pay of the drawn one; the expected pay over all; or the drawn one and the log "
+        "score of the label.",
     )
     skip_silent_messages: bool = option(
-        False, "Leave the message of a deciding turn, which nobody reads, out of ratios and entropies."
+        False, "Leave the message of a deciding turn, which no agent reads, out of ratios and entropies."
     )
     agents: dict[str, OnPolicyAgentSettings] = option(
-        dict, "Settings of its own by agent name; `_default` stands for all that are not named."
+        dict, "Settings by agent name; `_default` applies to agents that are not named."
     )
 
     def faults(self) -> Iterator[str]:
@@ -77,12 +77,12 @@ class OnPolicySettings:
 
 @dataclass(frozen=True)
 class PPOSettings(OnPolicySettings):
-    """How PPO learns; the defaults are the published library's. A frame is one round of one copy."""
+    """Settings of PPO; defaults are the published library's. A frame is one round of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["ppo"] = option("ppo", "The learning rule: independent proximal policy optimisation.")
-    loss: Literal["clip", "kl_penalty"] = option("clip", "Which of PPO's two objectives.")
+    loss: Literal["clip", "kl_penalty"] = option("clip", "One of PPO's two objectives.")
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio.", gt=0)
     kl_target: float = option(0.01, "KL divergence that the penalty and the adaptive learning rate aim at.", gt=0)
     kl_beta: float = option(
@@ -131,7 +131,7 @@ class PPOSettings(OnPolicySettings):
 
 @dataclass(frozen=True)
 class ReinforceSettings(OnPolicySettings):
-    """How REINFORCE learns: log-probability times reward to go. A frame is one round of one copy."""
+    """Settings of REINFORCE: log-probability times reward to go. A frame is one round of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 

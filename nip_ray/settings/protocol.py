@@ -25,8 +25,8 @@ class PayoffEntries:
     undecided: float | None = option(None, "Paid when the rounds run out without a verdict.")
     table: tuple[tuple[float, ...], ...] | None = option(
         None,
-        "The whole table: for each label a row of amounts, for each verdict in order, and for none; the others stand"
-        " above it.",
+        "The whole table: for each label a row of amounts, for each verdict in order and for none; other entries "
+        "override it.",
     )
 
 
@@ -64,7 +64,8 @@ class ProtocolParams:
     prover0_first: bool = option(True, "prover0 speaks before prover1 in sequential order (debate, mnip).")
     half_chosen_by: Literal["opponent", "verifier"] = option(
         "opponent",
-        "Who keeps a half of what is in dispute: prover0, or the verifier, who then faces one prover (bisection).",
+        "Agent that keeps a half of the disputed part: prover0, or the verifier, which then faces one prover "
+        "(bisection).",
     )
     verdicts: tuple[str, ...] = option(
         ("reject", "accept"),
@@ -81,24 +82,24 @@ class ProtocolParams:
     )
     verifier_scoring: Literal["linear", "brier", "log"] = option(
         "linear",
-        "What a graded verdict pays between a right and a wrong one: in proportion to its confidence, or by the Brier"
-        " or the logarithmic score of it, by which the verifier earns most when it says how sure it is. A network is as"
-        " sure as its probability of accepting (ppo, reinforce).",
+        "Pay of a graded verdict: in proportion to its confidence, or by its Brier or logarithmic score, under which "
+        "the verifier earns most by stating its true belief. A network's confidence is its probability of accepting "
+        "(ppo, reinforce).",
     )
     one_prover: bool = option(
         False,
         "One prover, who argues for the side that the episode draws, instead of one for each side (consultancy,"
         " merlin_arthur).",
     )
-    judges: int = option(3, "How many judges vote (judge_panel).", ge=1)
+    judges: int = option(3, "Number of judges (judge_panel).", ge=1)
     panel_rule: Literal["majority", "unanimous", "veto", "mean"] = option(
         "majority",
-        "How votes make the verdict: more than half of all judges; accepted if all accept, else rejected; rejected if"
-        " one rejects, else accepted; or the mean of how sure they are of acceptance, of networks under ppo and"
-        " reinforce (judge_panel).",
+        "Rule that combines votes: more than half of all judges; accepted if all accept, else rejected; rejected if "
+        "one rejects, else accepted; or the mean probability of acceptance, of networks under ppo and reinforce "
+        "(judge_panel).",
     )
     judges_paid_for: Literal["vote", "verdict"] = option(
-        "vote", "Whether each judge is paid for its own vote or for the panel's verdict (judge_panel)."
+        "vote", "Judges are paid for their own vote, or for the panel's verdict (judge_panel)."
     )
     shared_reward: bool = option(
         False, "Provers are paid by the verifier's table instead of their own, as message_game always does."
@@ -131,7 +132,7 @@ class ProtocolParams:
 
 @dataclass(frozen=True)
 class ProtocolSettings(ProtocolParams):
-    """Which protocol is played, and its parameters."""
+    """The protocol and its parameters."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 

@@ -1,4 +1,4 @@
-"""Who answers for a model and who fine-tunes it, what that costs, and how much may be spent."""
+"""Settings of providers of language models: services, prices and budgets."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 def address_fault(address: str) -> str | None:
-    """What is wrong with the address of a service, and what would be right; None where nothing is."""
+    """The fault of a service's address, with what would be right; None if there is none."""
     text = address.strip()
     try:
         parts = urlsplit(text)
@@ -38,18 +38,17 @@ class PriceSettings:
     output: float = option(0.0, "Tokens of replies.", ge=0)
     training: float = option(0.0, "Tokens trained on, once for each epoch.", ge=0)
     cached_input: float | None = option(
-        None, "Tokens of prompts that the provider says it had cached (none: as `input`).", ge=0
+        None, "Tokens of prompts that the provider reports as cached (none: as `input`).", ge=0
     )
 
 
 @dataclass(frozen=True)
 class ProviderSettings:
-    """What the settings of every provider derive from. Class attributes say what a kind of provider can do; whoever
-    needs to know reads them, and nobody asks which kind it is.
+    """Base of the settings of every provider. Class attributes state what a provider can do.
 
     Options with these names mean the same in every provider that has them: `base_url`, `api_key_variable`, `prices`,
-    `requests_per_minute`, `tokens_per_minute` (see `OpenAIProvider`). The client of a provider of one's own need not
-    mind the last three.
+    `requests_per_minute`, `tokens_per_minute` (see `OpenAIProvider`). The client of your own provider can ignore the
+    last three.
     """
 
     __pydantic_config__ = FORBID_UNKNOWN
@@ -87,7 +86,7 @@ class ProviderSettings:
 
     @property
     def address(self) -> str | None:
-        """Where the service is."""
+        """The service's address."""
         named: Any = getattr(self, "base_url", None)
         return named or os.environ.get(self.base_url_variable or "") or self.default_base_url
 
@@ -107,19 +106,17 @@ class ProviderSettings:
         return []
 
     def passes(self, ppo: bool, kl: bool) -> int:
-        """How often a token goes through the model in a step of a loss on tokens, as far as that is billed. ppo: that
-        loss is PPO's. kl: to a start model.
-        """
+        """Billed passes of a token through the model in a step of a loss on tokens. ppo: the loss is PPO's. kl: with a
+        start model."""
         return 1
 
     @property
     def training_workers(self) -> int:
-        """Processes that fine-tuning starts besides, of one CPU each. Trials of sweeps have no room for them."""
+        """Additional processes of fine-tuning, of one CPU each. Trials of sweeps have no room for them."""
         return 0
 
     def faults(self, batch_sizes: set[int]) -> Iterator[str]:
-        """What is wrong with its options together, each "key: what, what would be right". batch_sizes: of the run's
-        fine-tuning."""
+        """Faults of its options together, each "key: what, what would be right". batch_sizes: of fine-tuning."""
         yield from ()
 
 
@@ -154,7 +151,8 @@ class OpenAIProvider(ProviderSettings):
     poll_interval_s: float = option(30.0, "Seconds between two looks at a fine-tuning job.", gt=0)
     doubt_s: float = option(
         30.0,
-        "Seconds for which the service is asked for a job whose creation got no answer, before it is recreated.",
+        "Seconds for which the service is queried for a job whose creation got no answer, before it is requested "
+        "again.",
         ge=0,
     )
     prices: dict[str, PriceSettings] = option(
@@ -174,7 +172,7 @@ class OpenAIProvider(ProviderSettings):
 
 @dataclass(frozen=True)
 class WordModelSettings:
-    """The model called `words`: an untrained decoder whose tokens are the words of the scenario."""
+    """The model `words`: an untrained decoder over the words of the scenario."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -199,7 +197,7 @@ class LocalProvider(ProviderSettings):
     num_gpus: float = option(0, "GPUs, or a share of one, for each of the two actors.", ge=0)
     num_cpus: float = option(1, "CPUs that Ray reserves for each of the two actors.", ge=0)
     max_batch_size: int = option(32, "Replies generated at once.", ge=1)
-    method: Literal["lora", "full"] = option("lora", "What fine-tuning changes: low-rank adapters, or all weights.")
+    method: Literal["lora", "full"] = option("lora", "Fine-tuned weights: low-rank adapters, or all.")
     lora_rank: int = option(16, "Rank of the adapters (lora).", ge=1)
     gradient_accumulation_steps: int = option(
         1, "Parts in which a step's examples are computed one after the other: less memory.", ge=1
@@ -243,7 +241,7 @@ class LocalProvider(ProviderSettings):
         return self.num_training_workers if self.num_training_workers > 1 else 0
 
     def faults(self, batch_sizes: set[int]) -> Iterator[str]:
-        """Steps can be shared out, and nothing is asked of `full` that adapters alone have."""
+        """Steps that cannot be divided between workers, and options of adapters under `full`."""
         parts = self.num_training_workers * self.gradient_accumulation_steps
         for size in batch_sizes:
             if size % parts:
@@ -279,8 +277,8 @@ class TrainingServiceProvider(ProviderSettings):
     lora_rank: int = option(16, "Rank of the adapters.", ge=1)
     max_length: int | None = option(
         None,
-        "Tokens of prompt and reply under policy_gradient; longer prompts lose their middle (none: as the service"
-        " says).",
+        "Tokens of prompt and reply under policy_gradient; longer prompts lose their middle (none: the service's "
+        "limit).",
         ge=16,
     )
     max_retries: int = option(8, "Attempts more for a call that failed by no fault of ours.", ge=0)
@@ -289,8 +287,7 @@ class TrainingServiceProvider(ProviderSettings):
     )
 
     def passes(self, ppo: bool, kl: bool) -> int:
-        """See `ProviderSettings`: a loss that is not the service's goes forward once more, and the start model's pass
-        is another."""
+        """See `ProviderSettings`: a custom loss takes one more forward pass, and a start model another."""
         return 1 + (not ppo) + kl
 
     def faults(self, batch_sizes: set[int]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How programs are run."""
+"""Settings of running programs."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -15,8 +15,7 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class UpdateSchedule:
-    """In which iterations (counted from 0) an agent is updated; in the others its weights and its optimizer stand
-    still."""
+    """Iterations (counted from 0) in which an agent is updated; weights and optimizer do not change in others."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -32,7 +31,7 @@ class UpdateSchedule:
     first_agent: bool = option(True, "This agent is the first of the two (alternating).")
 
     def faults(self) -> Iterator[str]:
-        """What is missing, superfluous or contradictory."""
+        """Missing, superfluous and contradictory keys."""
         kind, used = self.kind, _FIELDS[self.kind]
         defaults, complete = UpdateSchedule(), True
         for name in (field.name for field in fields(self) if field.name != "kind"):
@@ -73,8 +72,7 @@ class WeightSource:
 
 
 def is_updated(schedule: UpdateSchedule, iteration: int) -> bool:
-    """Whether an agent with this schedule learns in `iteration` (from 0); the schedule must be complete, as the
-    config's rules ask."""
+    """Return True if an agent with this schedule, which must be complete, learns in `iteration` (from 0)."""
     if schedule.kind == "constant":
         return True
     place = iteration % (schedule.period or 1)

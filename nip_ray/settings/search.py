@@ -7,7 +7,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, OVER_ITERATIONS, option
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Before a prover speaks it tries its messages against the current verifier; what it finds is said, and its network
+    """Before a prover speaks it tries its messages on the current verifier, sends the best one, and its network
     imitates it.
 
     Expert iteration (Anthony, Tian and Barber 2017) with a search of one message; the defaults are this library's,
@@ -34,7 +34,7 @@ class SearchSettings:
         ge=4,
         le=65536,
     )
-    agents: tuple[str, ...] | None = option(None, "Who searches (none: every prover that learns).", min_length=1)
+    agents: tuple[str, ...] | None = option(None, "Provers that search (none: every prover that learns).", min_length=1)
 
 
 def share_at(settings: SearchSettings, iteration: int, iterations: int) -> float:

@@ -1,4 +1,4 @@
-"""How one agent is trained alone, on the labels."""
+"""Settings of training one agent alone, on the labels."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,12 +20,12 @@ class SupervisedSettings:
 
 @dataclass(frozen=True)
 class SoloSettings(SupervisedSettings):
-    """One agent alone learns the labels, its whole network, before anybody has said anything."""
+    """One agent alone learns the labels with its whole network, before any message."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["solo"] = option("solo", "The learning rule: supervised training of one agent on the labels.")
-    agent: str = option("verifier", "Whose network; it plays alone and decides in the first round.", min_length=1)
+    agent: str = option("verifier", "Agent to train; it plays alone and decides in the first round.", min_length=1)
     num_epochs: int = option(1, "Passes over an iteration's instances (play.num_copies of them).", ge=1)
 
 
@@ -35,11 +35,9 @@ class PretrainingSettings(SupervisedSettings):
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    agents: tuple[str, ...] = option((), "Who is pretrained (none: nobody).")
+    agents: tuple[str, ...] = option((), "Agents to pretrain (default: none).")
     num_epochs: int = option(100, "Passes over the training instances.", ge=1)
-    in_round: int = option(
-        1, "The round, counted from 1, in which they learn to decide; nothing has been said by then.", ge=1
-    )
+    in_round: int = option(1, "The round, counted from 1, in which they learn to decide, without messages.", ge=1)
     include_heads: bool = option(
         False, "Hand the deciding head of an agent that decides over too, not the body alone (as published)."
     )

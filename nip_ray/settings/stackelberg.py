@@ -1,4 +1,4 @@
-"""How the Stackelberg and opponent-shaping rules learn."""
+"""Settings of the Stackelberg and opponent-shaping algorithms."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class StackelbergSettings(OnPolicySettings):
     name: Literal["stackelberg"] = option(
         "stackelberg", "The learning rule: policy gradients that shape the followers."
     )
-    variant: Literal["spg", "pspg", "lola", "pola", "sos", "psos"] = option("psos", "Which rule of the family.")
+    variant: Literal["spg", "pspg", "lola", "pola", "sos", "psos"] = option("psos", "The algorithm of the family.")
     stackelberg_sequence: tuple[tuple[str, ...], ...] | None = option(
         None,
         "Groups of agents, leaders first, each agent in one (none: the verifiers, in a game the first player, then all"
@@ -56,7 +56,7 @@ class StackelbergSettings(OnPolicySettings):
         0.1, "b of stable opponent shaping: shaping fades where the gradient norm is below it.", gt=0, lt=1
     )
     ihvp: Literal["conjugate_gradient", "neumann", "nystrom"] = option(
-        "nystrom", "How products with the inverse of the followers' Hessian are found (spg, pspg)."
+        "nystrom", "Method for products with the inverse of the followers' Hessian (spg, pspg)."
     )
     ihvp_num_iterations: int = option(5, "Iterations of conjugate_gradient, terms of neumann.", ge=1)
     ihvp_rank: int = option(5, "Columns of the Hessian that nystrom looks at.", ge=1)
@@ -69,7 +69,7 @@ class StackelbergSettings(OnPolicySettings):
     )
 
     def faults(self) -> Iterator[str]:
-        """An order of agents where there is none, and groups of nobody."""
+        """An order of agents for a variant without one, and empty groups."""
         if self.mutual and self.variant in ("spg", "pspg"):
             yield f"mutual: {self.variant} needs leaders and followers, set it to false or use lola, pola, sos or psos"
         elif self.mutual and self.stackelberg_sequence is not None:

@@ -11,8 +11,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class ChainSettings:
-    """Chains of moves over five states, drawn from a seed. A test chain is no training chain, and no chain comes
-    twice."""
+    """Chains of moves over five states, drawn from a seed. Splits are disjoint, and no chain occurs twice."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -71,7 +70,7 @@ class LanguageStateTrackingSettings(ChainSettings):
 
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
     agents: dict[str, LanguageAgentSettings] = option(
-        dict, "Settings by agent name; `_default` stands for all that are not named."
+        dict, "Settings by agent name; `_default` applies to agents that are not named."
     )
 
 
@@ -80,7 +79,7 @@ PROTOCOLS = ("solo_verifier", "adp", "nip", "helpful_sneaky", "debate", "bisecti
 
 
 def chain_faults(settings: ChainSettings, protocol: str, max_rounds: int) -> Iterator[str]:
-    """What is wrong with chains of this length under a protocol of so many rounds; each fault begins with its key."""
+    """Faults of chains of this length under a protocol of so many rounds, each beginning with its key."""
     if protocol not in PROTOCOLS:
         yield (
             f"protocol.name: got {protocol}, but state_tracking is played under {', '.join(PROTOCOLS[:-1])} or"

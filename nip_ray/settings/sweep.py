@@ -1,4 +1,4 @@
-"""What a sweep is besides its search spaces: which figure counts, how settings are drawn, repeated and stopped."""
+"""Settings of a sweep: the deciding metric, and how settings are drawn, repeated and stopped."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -65,23 +65,23 @@ class PbtScheduler:
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """Which figure counts, how settings are drawn, repeated and stopped."""
+    """The deciding metric, and how settings are drawn, repeated and stopped."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    metric: str = option("eval/verifier/accuracy", "The figure that decides, by its key in metrics.jsonl.")
-    mode: Literal["max", "min"] = option("max", "Whether more of it is better.")
+    metric: str = option("eval/verifier/accuracy", "The metric that decides, by its key in metrics.jsonl.")
+    mode: Literal["max", "min"] = option("max", "Direction in which it is better.")
     num_samples: int = option(
         1,
-        "Draws from the spaces that are no grid, each combined with every grid point (optuna: settings; pbt: members).",
+        "Draws from the spaces other than grids, each combined with every grid point (optuna: settings; pbt: members).",
         ge=1,
     )
     cases: dict[str, dict[str, Any]] = option(
         dict, "Settings that vary together: name -> what it changes in the config, key by key."
     )
     seeds: tuple[int, ...] = option((), "Every setting is run with each of these seeds (none: with the config's own).")
-    search: RandomSearch | OptunaSearch = option(RandomSearch, "How settings are drawn.")
-    scheduler: FifoScheduler | AshaScheduler | PbtScheduler = option(FifoScheduler, "Which trials continue.")
+    search: RandomSearch | OptunaSearch = option(RandomSearch, "Search algorithm.")
+    scheduler: FifoScheduler | AshaScheduler | PbtScheduler = option(FifoScheduler, "Scheduler of trials.")
     max_concurrent: int | None = option(None, "The most trials at once (none: what the resources allow).", ge=1)
     max_failures: int = option(3, "Times that a trial which broke down continues from its newest checkpoint.", ge=0)
     fail_fast: bool = option(False, "End the sweep when a trial has failed for good (otherwise the others continue).")

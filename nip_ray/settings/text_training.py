@@ -1,4 +1,4 @@
-"""How language agents learn: expert iteration and MALT, and what the two have in common."""
+"""Settings of expert iteration, MALT, and other algorithms with fine-tuning jobs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -29,8 +29,8 @@ class FineTuningSettings:
     )
     nll_coefficient: float = option(
         0.0,
-        "Weight of the better reply's negative log-likelihood, by token, beside DPO's loss (Pang et al., 2024): holds"
-        " replies to their form (local and training_service).",
+        "Weight of the better reply's negative log-likelihood per token, added to DPO's loss (Pang et al., 2024): "
+        "keeps the format of replies (local and training_service).",
         ge=0,
     )
     min_examples: int = option(10, "Fewer examples than these are not fine-tuned on.", ge=1)
@@ -53,7 +53,7 @@ class BaseRunSettings:
     )
 
     def faults(self) -> Iterator[str]:
-        """A folder that is no run of language models."""
+        """A folder that is not a run of language models."""
         if not self.run_dir:
             yield "run_dir: missing, name the folder of another run"
         elif not (Path(self.run_dir) / "state.json").is_file():
@@ -64,7 +64,7 @@ class BaseRunSettings:
 
 @dataclass(frozen=True)
 class TextTrainingSettings:
-    """What all trainers of language agents have in common."""
+    """Settings of all algorithms of language agents with fine-tuning jobs."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -79,8 +79,7 @@ class TextTrainingSettings:
     )
     warmup_agents: tuple[str, ...] = option(
         (),
-        "Whom the format warm-up shows the scenario's own examples instead of random replies, where the scenario has"
-        " any.",
+        "Agents whose format warm-up uses the scenario's examples, if it has any, instead of random replies.",
     )
     format_warmup_tuning: FineTuningSettings = option(
         FineTuningSettings, "Hyper-parameters of the format warm-up's fine-tuning jobs."
@@ -93,7 +92,7 @@ class TextTrainingSettings:
         0.0, "Share of rollouts in which the verifier learns the true verdict instead of its own.", ge=0, le=1
     )
     guess_replacement_annealing: Literal["none", "linear", "exponential"] = option(
-        "none", "How that share falls over iterations."
+        "none", "Decay of that share over iterations."
     )
     guess_replacement_rate: float = option(
         0.1, "By how much it falls: subtracted (linear) or as a factor 1 - rate (exponential).", ge=0, le=1
@@ -102,7 +101,7 @@ class TextTrainingSettings:
         "all", "In which iterations held-out items are played."
     )
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
-    num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
+    num_test_repeats: int = option(1, "Plays of each held-out item.", ge=1)
     test_while_fine_tuning: bool = option(
         False, "Make an iteration's fine-tuning jobs first, and play its held-out items while they are worked at."
     )
@@ -185,7 +184,7 @@ class MaltSettings(TextTrainingSettings):
 
 @dataclass(frozen=True)
 class TextFaultToleranceSettings:
-    """How a run of language agents continues after a process hangs."""
+    """Limits for processes of language agents that hang."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -199,7 +198,7 @@ class TextFaultToleranceSettings:
 
 @dataclass(frozen=True)
 class TalkSettings:
-    """How many dialogues are held at once, and where."""
+    """Number and place of simultaneous dialogues."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 

@@ -1,4 +1,4 @@
-"""Where figures go besides the run folder."""
+"""Settings of trackers, which receive metrics in addition to the run folder."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ class WandbSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    enabled: bool = option(False, "Send figures there (needs the extra `tracking`).")
+    enabled: bool = option(False, "Send metrics (needs the extra `tracking`).")
     project: str | None = option(None, "Project (none: $WANDB_PROJECT, else nip_ray).")
     entity: str | None = option(None, "Team or user (none: $WANDB_ENTITY, else your own).")
     group: str | None = option(None, "Group of runs (none: the sweep's name, or none).")
@@ -37,7 +37,7 @@ class MlflowSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    enabled: bool = option(False, "Send figures there (needs the extra `mlflow`).")
+    enabled: bool = option(False, "Send metrics (needs the extra `mlflow`).")
     tracking_uri: str | None = option(
         None, "Server, database or folder (none: $MLFLOW_TRACKING_URI, else MLflow's own default)."
     )
@@ -82,7 +82,7 @@ class MirrorSettings:
 
 @dataclass(frozen=True)
 class TrackingSettings:
-    """Where figures go besides the run folder. A tracker that fails costs a warning, never a run."""
+    """Trackers that receive metrics in addition to the run folder. A failing tracker costs a warning, never a run."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -91,4 +91,4 @@ class TrackingSettings:
     mlflow: MlflowSettings = option(MlflowSettings, "MLflow.")
     traces: TracesSettings = option(TracesSettings, "OpenTelemetry spans.")
     mirror: MirrorSettings = option(MirrorSettings, "A copy of the run folder in an object store.")
-    ray_metrics: bool = option(True, "Headline figures as metrics of Ray, for its dashboard, wherever a run uses Ray.")
+    ray_metrics: bool = option(True, "Headline metrics as Ray metrics, for its dashboard, if a run uses Ray.")

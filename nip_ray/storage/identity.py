@@ -14,8 +14,8 @@ from nip_ray.storage.folder import RunFolder
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """What a run came to. metrics: the last row of `metrics.jsonl`, with the last evaluation's figures. iterations: how
-    many were done."""
+    """The result of a run. metrics: the last row of `metrics.jsonl`, with the last evaluation's metrics. iterations:
+    completed ones."""
 
     run_dir: Path
     metrics: dict[str, Any]

@@ -165,10 +165,7 @@ class Watch(tune.Callback):
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Of one that lost a process, and is tried again."""
         if not self.quiet:
-            say(
-                f"trial {trial.trial_id} broke down, for the {trial.num_failures}. time; it continues from its newest"
-                " checkpoint"
-            )
+            say(f"trial {trial.trial_id} failed (attempt {trial.num_failures}) and resumes from its newest checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Of one that broke down as often as it may."""

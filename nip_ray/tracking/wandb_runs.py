@@ -1,4 +1,4 @@
-"""Weights & Biases: a run with the id of ours, our iterations as its steps, files as artifacts.
+"""Weights & Biases: a run with the same id, iterations as steps, files as artifacts.
 
 Decisions that matter here:
 - everything that the library writes goes to `wandb/` in the run folder: events, logs, copies of artifacts on their way,

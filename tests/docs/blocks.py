@@ -78,6 +78,17 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
+def prose_of(page: Path) -> Iterator[tuple[int, str]]:
+    """(number, line) of every line outside of fenced blocks and comments; a block leaves an empty line."""
+    fenced, comment = False, False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        fence = _FENCE.match(line) is not None
+        comment = comment or line.lstrip().startswith("<!--")
+        yield number, "" if fence or fenced or comment else line
+        fenced ^= fence
+        comment = comment and "-->" not in line
+
+
 def run_page(blocks: Sequence[Block], folder: Path) -> None:
     """Run blocks in order in `folder`. Raises AssertionError with what the first one that fails has said."""
     for name in FOLDERS:

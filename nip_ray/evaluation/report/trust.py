@@ -89,7 +89,7 @@ def _error(source: RunSource, side: str) -> Figure | None:
 
 
 def complement(share: Figure) -> Figure:
-    """Of one share the other, with its interval."""
+    """One minus a share, with its interval."""
     lower, upper = (None if end is None else 1 - end for end in (share.upper, share.lower))
     return Figure(1 - share.estimate, lower, upper, share.n)
 

@@ -38,8 +38,7 @@ def same_content(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool
 
 @torch.no_grad()
 def instances_of_networks(examination: Examination, networks: Mapping[str, nn.Module]) -> Iterator[dict[str, Any]]:
-    """For each instance, in greedy play and then in sampled play, what docs/evaluation.md has under "Every
-    instance"."""
+    """A record of each instance, in greedy play and then in sampled play; docs/verbs/evaluate.md has its keys."""
     scenario = examination.scenario
     protocol, trained_B = scenario.protocol, examination.trained_with()
     groups = {name: label_I.tolist() for name, label_I in scenario.group_I().items()}

@@ -45,7 +45,8 @@ MOST = 40
 
 @dataclass(frozen=True)
 class Meeting:
-    """Who meets whom. iterations: oldest first. count: of instances. distinct: of `distinct_part`, of greedy games."""
+    """The pairings of checkpoints. iterations: oldest first. count: of instances. distinct: of `distinct_part`, of
+    greedy games."""
 
     protocol: Protocol
     iterations: Sequence[int]
