@@ -207,7 +207,7 @@ def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
 
 
 def _row(path: str, key: Key) -> str:
-    cells = (f"`{path}`", key.expects, f"`{_yaml(key.default)}`", key.description)
+    cells = (f"`{path}`", key.expects.replace("[", "\\["), f"`{_yaml(key.default)}`", key.description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
