@@ -12,12 +12,14 @@ from nip_ray.version import __version__
 if TYPE_CHECKING:
     from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
     from nip_ray.runs.experiment import run_experiment
+    from nip_ray.runs.load import load_run
 
-__all__ = ["ExperimentConfig", "TextExperimentConfig", "__version__", "run_experiment"]
+__all__ = ["ExperimentConfig", "TextExperimentConfig", "__version__", "load_run", "run_experiment"]
 
 _LAZY = {
     "ExperimentConfig": "nip_ray.config.experiment",
     "TextExperimentConfig": "nip_ray.config.experiment",
+    "load_run": "nip_ray.runs.load",
     "run_experiment": "nip_ray.runs.experiment",
 }
 

@@ -1,5 +1,4 @@
-"""What the site has beyond docs/: a page for each package's API, and copies of the files that pages link to. `mkdocs.yml`
-names this file as its hook.
+"""Hooks of MkDocs: an API page for each package, and copies of the files outside docs/ that pages link to.
 
 Decisions that matter here:
 - API pages are made of docstrings, by mkdocstrings, without importing anything; `api_pages` says which modules stand
@@ -63,8 +62,8 @@ def source_of(module: str) -> Path:
 
 
 def public_names(module: str) -> Iterator[tuple[str, str | None]]:
-    """(dotted name, docstring) of a module and of every public class, method and function that it defines. A method that
-    is marked as an override has the docstring of what it overrides, and is left out, as are setters."""
+    """(dotted name, docstring) of a module and of every public class, method and function that it defines. Setters,
+    overloads and methods that are marked as overrides are left out: their docstrings are elsewhere."""
     tree = ast.parse(source_of(module).read_text(encoding="utf-8"))
     yield module, ast.get_docstring(tree)
     yield from _defined(tree.body, module)

@@ -133,7 +133,7 @@ def test_links_of_the_site_lead_to_pages_and_headings(site: dict[str, Page]) -> 
             if re.match(r"\w+:|//", link):
                 continue
             target = os.path.normpath(Path(name).parent / path) if path else name
-            target = f"{target}/index.html".removeprefix("./") if not Path(target).suffix == ".html" else target
+            target = f"{target}/index.html".removeprefix("./") if Path(target).suffix != ".html" else target
             target = target if target in site else target.removesuffix("/index.html")
             if target.endswith(".html"):
                 assert target in site, f"{name}: {link}"
