@@ -67,6 +67,7 @@ _SHARED = {
     "play": "running",
     "learners": "running",
     "checkpoint": "running",
+    "stop": "running",
     "fault_tolerance": "running",
     "profiling": "running",
     "runtime": "running",
