@@ -55,7 +55,9 @@ endif
 
 train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
-	@echo 'next: source $(VENV)/bin/activate, which puts nip-ray on your path, and open the report in a browser'
+	@echo 'next  open the report above in a browser; make docs builds the documentation'
+	@echo '      source $(VENV)/bin/activate puts nip-ray on your path; without it, $(BIN)/nip-ray does the same:'
+	@echo '      $(BIN)/nip-ray list runs'
 
 # Three processes for two cores, since tests wait for others now and then; the tests' summary comes last unless types fail.
 test: $(STAMP)

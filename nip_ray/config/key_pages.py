@@ -5,6 +5,7 @@ Decisions that matter here:
 - headings stay what they are wherever a table stands, so a link needs the page alone.
 """
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -87,18 +88,65 @@ _ABOUT = {
 }
 """Page -> its title, and what it is used for."""
 
-_EXAMPLES = {
-    "experiment": "name: first\nseed: 1\niterations: 200",
-    "learning": "schedules:\n  verifier: {period: 2}\nsearch: {share: 0.5}",
-    "running": "play: {num_copies: 128}\ncheckpoint: {interval: 20, keep: 5}\nruntime: {num_threads: 1}",
-    "protocol": "protocol: {name: debate, max_rounds: 4}",
-    "tracking": "tracking:\n  tensorboard: {enabled: true}",
-    "evaluation": "evaluation: {interval: 20, max_instances: 500}",
-    "providers": "scenario: {name: code_validation}\nproviders:\n  default: {name: local}",
-    "algorithm-fine_tuning": "algorithm: {name: expert_iteration, fine_tuning: {num_epochs: 2}}",
-    "scenario-agents": "scenario:\n  name: code_validation\n  agents:\n    verifier: {model: default}",
-}
-"""Page -> a config that begins with its keys; the pages of one `name` are begun with that name."""
+_EXAMPLES = """
+[experiment]
+name: first
+seed: 1
+iterations: 200
+[learning]
+schedules:
+  verifier: {kind: contiguous, period: 2, start: 0, stop: 1}
+search: {share: 0.5}
+[running]
+play: {num_copies: 128}
+checkpoint: {interval: 20, keep: 5}
+runtime: {num_threads: 1}
+[protocol]
+protocol: {name: debate, max_rounds: 4}
+[tracking]
+tracking:
+  tensorboard: {enabled: true}
+[evaluation]
+evaluation: {interval: 20, max_instances: 500}
+[providers]
+scenario:
+  name: code_validation
+  agents:
+    _default: {provider: mine}
+providers:
+  mine: {name: local}
+[algorithm-dqn]
+protocol: {name: hironaka}
+scenario: {name: hironaka}
+algorithm: {name: dqn}
+evaluation: {sampled: false}
+[algorithm-policy_gradient]
+protocol: {name: kuhn_poker}
+scenario:
+  name: matrix_game
+  game: kuhn_poker
+  agents:
+    _default: {max_invalid_replies: 1}
+algorithm: {name: policy_gradient}
+[scenario-hironaka]
+protocol: {name: hironaka}
+scenario: {name: hironaka, dimension: 4}
+algorithm: {name: ppo, minibatch_size: 400}
+[scenario-matrix_game]
+protocol: {name: matrix_game}
+scenario: {name: matrix_game, game: matching_pennies}
+[scenario-message_game]
+protocol: {name: message_game}
+scenario: {name: message_game, num_symbols: 8}
+[algorithm-fine_tuning]
+algorithm: {name: expert_iteration, fine_tuning: {num_epochs: 2}}
+[scenario-agents]
+scenario:
+  name: code_validation
+  agents:
+    verifier: {model: default}
+"""
+"""Page -> a config that begins with its keys, below its name in brackets; other pages begin with their `name` alone."""
 
 
 def configuration_pages() -> dict[str, str]:
@@ -141,7 +189,8 @@ def _about(page: str) -> tuple[str, str]:
 
 def _example(page: str) -> str:
     first, _, name = page.partition("-")
-    return _EXAMPLES.get(page) or f"{first}: {{name: {name}}}"
+    found = re.search(rf"^\[{re.escape(page)}\]\n((?:(?!\[).*\n)+)", _EXAMPLES, re.MULTILINE)
+    return found[1].rstrip() if found else f"{first}: {{name: {name}}}"
 
 
 def _page(page: str, tables: list[str]) -> str:

@@ -1,5 +1,6 @@
 """The schema for editors accepts what the loader accepts, and the page of keys is up to date."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.key_pages import FOLDER, INDEX, configuration_pages, write_pages
 from nip_ray.config.keys import branches, walk
 from nip_ray.config.load import config_from_dict, config_to_yaml
+from nip_ray.config.rules import check
 from nip_ray.config.schema import config_schema, schema_text
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
@@ -51,6 +53,16 @@ def test_the_pages_of_keys_are_up_to_date() -> None:
     written = {path.relative_to(docs).as_posix(): path.read_text(encoding="utf-8") for path in docs.rglob("*.md")}
     written = {name: text for name, text in written.items() if name == INDEX or name.startswith(f"{FOLDER}/")}
     assert written == configuration_pages(), "write them again: python -m nip_ray.config.schema --markdown"
+
+
+EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.usefixtures("no_plugins")
+@pytest.mark.parametrize("page", configuration_pages())
+def test_the_example_of_a_page_of_keys_could_be_run(page: str) -> None:
+    (text,) = EXAMPLE.findall(configuration_pages()[page])
+    check(config_from_dict(parse_yaml(text, page)))
 
 
 @pytest.mark.usefixtures("no_plugins")
