@@ -156,7 +156,9 @@ def test_prose_wraps_at_120_columns(name: str) -> None:
 
 def test_the_index_leads_to_every_page() -> None:
     index = ROOT / "docs" / "index.md"
-    linked = {(page.parent / link).resolve() for page in (index, ROOT / "docs/configuration.md") for link in links(page)}
+    linked = {
+        (page.parent / link).resolve() for page in (index, ROOT / "docs/configuration.md") for link in links(page)
+    }
     assert not sorted(str(page.relative_to(ROOT)) for page in PAGES.values() if page not in linked and page != index)
 
 

@@ -93,11 +93,9 @@ class Page(HTMLParser):
             self.links.append(found["href"] or "")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
-    """Path of each page below the site's folder -> what it has."""
+def build_site(folder: Path) -> Path:
+    """The site, built in `folder` as `make docs` does."""
     pytest.importorskip("mkdocstrings_handlers.python", reason="needs pip install -e '.[docs]'")
-    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
@@ -106,6 +104,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
+    """Path of each page below the site's folder -> what it has."""
+    folder = build_site(tmp_path_factory.mktemp("site"))
     return {path.relative_to(folder).as_posix(): Page(path.read_text("utf-8")) for path in folder.rglob("*.html")}
 
 
