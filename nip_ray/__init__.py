@@ -4,6 +4,7 @@ Importing this package costs nothing: what it exports is loaded when it is first
 `protocols`, `scenarios`, `networks`, `learning` and `play` need torch and numpy alone.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from nip_ray.runs.load import load_run
 
 __all__ = ["ExperimentConfig", "TextExperimentConfig", "__version__", "load_run", "run_experiment"]
+
+# torch's threads otherwise spin while they wait for one another, and where another process has their core an iteration
+# takes thirty times as long (benchmarks/results.md). libgomp reads this once, when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 _LAZY = {
     "ExperimentConfig": "nip_ray.config.experiment",

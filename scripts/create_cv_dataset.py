@@ -4,8 +4,7 @@ language model.
 
 python scripts/create_cv_dataset.py data/train.jsonl --items 20000 --seed 1
 python scripts/create_cv_dataset.py --built-in   # again what the package ships, which is made with seed 0
-OPENAI_API_KEY=... python scripts/create_cv_dataset.py buggy.jsonl --problems apps/train.jsonl --model gpt-4o-mini
---budget-tokens 5000000
+OPENAI_API_KEY=... python scripts/create_cv_dataset.py buggy.jsonl --problems apps/train.jsonl --budget-tokens 5000000
 
 The second kind continues where it was stopped, and asks for no problem twice. Its programs run isolated
 (docs/sandbox.md).

@@ -54,11 +54,11 @@ def imported(path: Path) -> ModuleType:
 
 LENGTHS = {
     "own_protocol": 40,
-    "own_scenario": 80,
-    "own_algorithm": 60,
-    "own_provider": 80,
-    "ppo_loop": 130,
-    "train_in_python": 30,
+    "own_scenario": 85,
+    "own_algorithm": 65,
+    "own_provider": 85,
+    "ppo_loop": 151,
+    "train_in_python": 36,
 }
 LENGTHS |= {"own_language_scenario": 120, "own_text_algorithm": 60}
 

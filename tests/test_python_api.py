@@ -1,5 +1,8 @@
 """Experiments in Python: a config in any form, errors as those of YAML, and definitions that a notebook runs again."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,13 @@ def test_a_file_that_is_imported_and_named_is_one_definition() -> None:
 def test_a_plugin_that_is_missing_says_where_it_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=str(Path("nowhere.py").resolve())):
         nip_ray.run_experiment({"plugins": ["nowhere.py"]}, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_threads_do_not_spin_unless_the_environment_says_so(given: dict[str, str], spins: str | None) -> None:
+    plain = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    source = "import os, nip_ray; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", source], env=plain | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(spins)

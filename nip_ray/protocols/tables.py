@@ -11,10 +11,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.protocols.faults import payoff_faults, verdict_faults
 from nip_ray.protocols.panel import Panel
-from nip_ray.protocols.payment import ENTRIES, Payment, Stake, for_being_right, for_verdict
+from nip_ray.protocols.payment import Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolBuilder, ProtocolParams, Turn
-from nip_ray.protocols.zero_knowledge import ADVERSARY, SIMULATOR, wrap
+from nip_ray.protocols.zero_knowledge import wrap
 from nip_ray.settings.protocol import FIXED, ProtocolSettings
 
 Round = tuple[Turn, ...]
@@ -444,7 +445,7 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
     """What is set in `params` and changes nothing: `KEY: reason, remedy`."""
     build_table, defaults = PROTOCOLS[name], ProtocolParams()
     params = ProtocolParams(**_params(params))
-    yield from _verdict_faults(name, params)
+    yield from verdict_faults(name, params)
     params = replace(params, verdicts=TWO_VERDICTS) if len(params.verdicts) < 3 else params
     table = build_table(params)
     if table.verdicts != params.verdicts:
@@ -458,7 +459,7 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
         if asked not in (None, own):
             always = _LENGTHS.get(name, own) if key == "max_rounds" else own
             yield f"{key}: got {asked}, but {name} always has {always}, leave it out"
-    yield from _payoff_faults(name, params, table)
+    yield from payoff_faults(name, params, table)
     stated = getattr(build_table, "reads", None)
     for key in (field.name for field in fields(ProtocolParams)):
         if key in (*_LIMITS, "payoff", "verdicts") or getattr(params, key) == getattr(defaults, key):
@@ -476,45 +477,6 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
             )
         if unused:
             yield f"{key}: {name} has {'no use' if table.verifier else 'no verifier and no use'} for it, leave it out"
-
-
-def _payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterator[str]:
-    """Entries for nobody, for turns of nobody, or that the protocol does not heed."""
-    for agent, entries in params.payoff.items():
-        if table.verifier is None:
-            yield f"payoff.{agent}: {name} has no verifier, and its scenario pays, leave it out"
-            continue
-        if params.zero_knowledge and agent in (ADVERSARY, SIMULATOR):
-            yield f"payoff.{agent}: it is paid for similarity alone (simulator_reward_coefficient), leave it out"
-            continue
-        for other, place in ((agent, ""), *((speaker, ".turns") for speaker in entries.turns)):
-            if other not in table.agents:
-                yield (
-                    f"payoff.{agent if place else other}{place}: no agent {other!r} of {name}, expected one of"
-                    f" {', '.join(table.agents)}"
-                )
-        unknown = [role for role in entries.by_role if role not in table.roles]
-        known = f"expected one of {', '.join(table.roles)}" if table.roles else f"{name} draws none, leave it out"
-        yield from (f"payoff.{agent}.by_role.{role}: no such role, {known}" for role in unknown)
-        if agent in table.agents and not unknown and not table.payment.grants(agent, entries):
-            yield f"payoff.{agent}: {name} has no use for it, leave it out"
-
-
-def _verdict_faults(name: str, params: ProtocolParams) -> Iterator[str]:
-    """Entries of tables that are named for two verdicts where there are more, and tables of another shape."""
-    count = len(params.verdicts)
-    if count < 3 and params.verdicts != TWO_VERDICTS:
-        yield (
-            f"verdicts: got {', '.join(params.verdicts) or 'none'}, expected {' and '.join(TWO_VERDICTS)}, or more"
-            " than two"
-        )
-    for agent, entries in params.payoff.items():
-        by_role = {f"payoff.{agent}.by_role.{role}": own for role, own in entries.by_role.items()}
-        for key, own in {f"payoff.{agent}": entries, **by_role}.items():
-            if own.table is not None and [len(row) for row in own.table] != [count + 1] * count:
-                yield f"{key}.table: must have {count} rows (labels) of {count + 1} amounts (verdicts, then undecided)"
-            if count > 2 and (named := [entry for entry in ENTRIES if getattr(own, entry) is not None]):
-                yield f"{key}.{named[0]}: is for two verdicts, and {name} has {count} here; use table"
 
 
 def _params(settings: ProtocolParams) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Decisions that matter here:
   makes it nip's agent, whatever is said elsewhere;
 - decisions and values are weighed sums over channels, equally weighed at the start; what is said in a channel depends
   at the start on that channel alone;
+- a decision has one more summand, what the agent would decide had nothing been said, with a gate that starts at 0: so
+  the agent that hears nobody is contained too, and whoever cannot be trusted is disregarded by moving a gate;
 - channels are rows of one batch, so that bodies, kernels and heads know nothing of them.
 Axes: N turns (rows), K channels that are read, W that are written, M positions of a message.
 """
@@ -22,6 +24,8 @@ from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
 from nip_ray.scenarios.seat import NamingScenario, Seat
 from nip_ray.seeding import generator
 from nip_ray.settings.heads import LrFactors
+
+_MESSAGES = ("history", "latest", "linear_history")
 
 
 def assembled(scenario: NamingScenario, agent: str, make: Callable[[Seat, Seat | None], DialogueAgent]) -> nn.Module:
@@ -50,7 +54,9 @@ class Channelwise(nn.Module):
         one = replace(seat, reads=seat.reads[:1], writes=seat.reads[:1])
         self.inside = make(one, None if critic_seat is None else one)
         self.lr_factor = lr_factor
-        self.decision_gate = nn.Parameter(torch.full((len(seat.reads),), 1 / len(seat.reads))) if seat.decides else None
+        self.decision_gate = None  # of each channel, and of silence
+        if seat.decides:
+            self.decision_gate = nn.Parameter(torch.tensor([*[1 / len(seat.reads)] * len(seat.reads), 0.0]))
         self.message_gate = nn.Parameter(
             torch.tensor([[float(read == write) for read in seat.reads] for write in seat.writes])
         )
@@ -64,9 +70,10 @@ class Channelwise(nn.Module):
         together = self.critic_reads == self.seat.reads and not any(name.startswith("state_") for name in obs)
         policy = value_NK = None
         if want_policy:
-            found, value_NK = self._look(self._rows(obs, self.seat.reads, ""), True, want_value and together)
+            rows = self._rows(obs, self.seat.reads, "")
+            found, value_NK = self._look(rows, True, want_value and together)
             assert found is not None
-            policy = self._policy(found, obs)
+            policy = self._policy(found, obs, self._decision_in_silence(rows, obs))
         if want_value and value_NK is None:
             _, value_NK = self._look(self._rows(obs, self.critic_reads, "" if together else "state_"), False, True)
         return policy, None if value_NK is None else value_NK.view(-1, len(self.critic_reads)) @ self.value_gate
@@ -78,11 +85,29 @@ class Channelwise(nn.Module):
         messages of each channel in all ways."""
         if self.training or torch.is_grad_enabled():
             return self.inside(rows, want_policy, want_value)
+        return self._look_once(rows, want_policy, want_value)
+
+    def _look_once(
+        self, rows: dict[str, Tensor], want_policy: bool, want_value: bool
+    ) -> tuple[Policy | None, Tensor | None]:
+        """The agent inside on each distinct row once."""
         first_U, place_M = distinct(rows)
         policy, value_U = self.inside({name: whole[first_U] for name, whole in rows.items()}, want_policy, want_value)
         return (policy if policy is None else policy.rows(place_M)), (None if value_U is None else value_U[place_M])
 
-    def _policy(self, found: Policy, obs: Observation) -> Policy:
+    def _decision_in_silence(self, rows: Mapping[str, Tensor], obs: Observation) -> Tensor | None:
+        """(N, D) logits of the decision had nothing been said; None where the agent does not decide. rows: see
+        `_rows`."""
+        if self.decision_gate is None:
+            return None
+        silent = {name: whole[:: len(self.seat.reads)] for name, whole in rows.items()}
+        silent |= {name: torch.zeros_like(silent[name]) for name in _MESSAGES if name in silent}
+        if obs.get("image", obs["round"]).dim() == 5:
+            silent["image"] = obs["image"][:, -1]
+        policy, _ = self._look_once(silent, True, False)
+        return None if policy is None else policy.decision
+
+    def _policy(self, found: Policy, obs: Observation, silent_ND: Tensor | None) -> Policy:
         """The weighed sums of the logits of N * K rows; a symbol that the channel itself forbids stays forbidden."""
         count, channels = len(obs["round"]), len(self.seat.reads)
         logits_NKMS = found.message.unflatten(0, (count, channels))
@@ -95,8 +120,9 @@ class Channelwise(nn.Module):
             linear = torch.einsum(
                 "wk,nkml->nwml", self.message_gate, found.linear.unflatten(0, (count, channels))
             ).flatten(1, 2)
-        if found.decision is not None and self.decision_gate is not None:
-            decision = torch.einsum("k,nkd->nd", self.decision_gate, found.decision.unflatten(0, (count, channels)))
+        if found.decision is not None and self.decision_gate is not None and silent_ND is not None:
+            decision_NKD = torch.cat([found.decision.unflatten(0, (count, channels)), silent_ND[:, None]], 1)
+            decision = torch.einsum("k,nkd->nd", self.decision_gate, decision_NKD)
         return Policy(message_NFS, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
 
     def _rows(self, obs: Observation, reads: tuple[int, ...], prefix: str) -> dict[str, Tensor]:
@@ -118,7 +144,7 @@ class Channelwise(nn.Module):
                 place = [seat.writes.index(read) if read in seat.writes else 0 for read in reads]
                 rows[name] = whole.unflatten(1, (len(seat.writes), -1))[:, place].flatten(0, 1)
             elif name == "image" and whole.dim() == 5:  # a coarse sight shows more by what is said in a channel
-                rows[name] = whole.flatten(0, 1)
+                rows[name] = whole[:, :channels].flatten(0, 1)
             else:
                 rows[name] = whole.repeat_interleave(channels, 0)
         return rows

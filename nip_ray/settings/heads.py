@@ -29,7 +29,7 @@ class HeadSettings:
     channels: Literal["together", "apart"] = option(
         "together",
         "Encode all channels that it reads at once, as published, or each apart by the same weights, weighed by learned"
-        " gates.",
+        " gates; a decision has a gate for silence as well.",
     )
     activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
     d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)

@@ -123,15 +123,12 @@ class TextTrainingSettings:
                     f"format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples,"
                     " leave it out"
                 )
-        for key in (
-            ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate")
-            if not self.replaces_guesses
-            else ()
-        ):
+        if self.replaces_guesses:
+            return
+        name: str = self.name  # type: ignore[attr-defined]  # of the subclass
+        for key in ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate"):
             if (given := getattr(self, key)) != getattr(TextTrainingSettings, key):
-                yield (  # pyright: ignore[reportAttributeAccessIssue]
-                    f"{key}: got {given}, but {self.name} learns from pairs and replaces no guesses, leave it out"
-                )
+                yield f"{key}: got {given}, but {name} learns from pairs and replaces no guesses, leave it out"
 
 
 @dataclass(frozen=True)

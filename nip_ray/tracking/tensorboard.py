@@ -58,9 +58,8 @@ class _Tensorboard(Tracker):
         self._write(step, session_log=start)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        from tensorboardX.proto.summary_pb2 import (
-            Summary,
-        )  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+        # pyright does not see what is made at run time
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         found = numbers(row)
         step = int(found.pop("iteration"))
@@ -77,9 +76,7 @@ class _Tensorboard(Tracker):
         self._writer.close()
 
     def _write(self, step: int, **what: Any) -> None:
-        from tensorboardX.proto.event_pb2 import (
-            Event,
-        )  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
         self._writer.write_event(Event(step=step, wall_time=time.time(), **what))
 

@@ -111,9 +111,9 @@ def test_a_closed_gate_hears_nothing(task: str) -> None:
         odd = torch.tensor([r * channels + 1 for r in range(rounds)])
         mixed[name] = whole[name].index_copy(axis, odd, other[name].index_select(axis, odd))
     if "image" in mixed:
-        mixed["image"] = torch.stack([whole["image"][:, 0], other["image"][:, 1]], 1)
+        mixed["image"] = torch.stack([whole["image"][:, 0], other["image"][:, 1], whole["image"][:, 2]], 1)
     assert not torch.equal(mixed["history"], whole["history"])
-    for open_, same in (((1.0, 0.0), True), ((0.5, 0.5), False)):
+    for open_, same in (((1.0, 0.0, 0.0), True), ((0.0, 0.0, 1.0), True), ((0.5, 0.5, 0.0), False)):
         with torch.no_grad():
             network.decision_gate.copy_(torch.tensor(open_))
             found: list[Policy] = [network(obs, True, False)[0] for obs in (whole, mixed)]
@@ -121,6 +121,35 @@ def test_a_closed_gate_hears_nothing(task: str) -> None:
         assert torch.allclose(found[0].message[:, 0], found[1].message[:, 0], atol=1e-5), (
             "a question depends on its own channel at the start"
         )
+
+
+@pytest.mark.parametrize("task", ["graphs", "images"])
+def test_the_gate_of_silence_hears_nobody(task: str) -> None:
+    scenario = scenario_of(task, "debate", **SPEECH)
+    network = scenario.build_agent("verifier", 0).eval()
+    whole, other = seen(scenario, "verifier", 0), seen(scenario, "verifier", 1)
+    count = min(len(whole["round"]), len(other["round"]))
+    whole, other = ({name: rows[:count] for name, rows in obs.items()} for obs in (whole, other))
+    mixed = whole | {name: other[name] for name in ("history", "latest", "linear_history")}
+    if "image" in mixed:
+        mixed["image"] = torch.cat([other["image"][:, :2], whole["image"][:, 2:]], 1)
+    for silence, same in ((1.0, True), (0.5, False)):
+        with torch.no_grad():
+            network.decision_gate.copy_(torch.tensor([1 - silence, 0.0, silence]))
+            found: list[Policy] = [network(obs, True, False)[0] for obs in (whole, mixed)]
+        assert torch.allclose(found[0].decision, found[1].decision, atol=1e-5) == same
+    silent = whole | {name: torch.zeros_like(whole[name]) for name in ("history", "latest", "linear_history")}
+    if "image" in silent:
+        silent["image"] = whole["image"][:, 2:].expand(-1, 3, -1, -1, -1)
+    with torch.no_grad():
+        heard, unheard = (gate_at(network, place)(silent, True, False)[0].decision for place in (0, 2))
+    assert torch.allclose(heard, unheard, atol=1e-5), "where nobody speaks there is nothing to disregard"
+
+
+def gate_at(network: Channelwise, place: int) -> Channelwise:
+    """The network with its decision's gate open to one part alone."""
+    network.decision_gate.copy_(torch.eye(len(network.decision_gate))[place])
+    return network
 
 
 def test_gates_learn() -> None:
@@ -154,7 +183,8 @@ def test_each_distinct_row_is_looked_at_once(task: str) -> None:
     with torch.no_grad():
         policy, value = network(obs)
     whole, same = network(obs)  # where something may be learned
-    assert looked[0] <= looked[1] / 2 == len(obs["round"])
+    assert looked[0] <= looked[2] / 2 == len(obs["round"])
+    assert looked[1] == looked[3] <= len(obs["round"]) / 2, "in silence"
     assert torch.allclose(policy.decision, whole.decision, atol=1e-5)
     assert torch.allclose(policy.message, whole.message, atol=1e-5)
     assert torch.allclose(value, same, atol=1e-5)

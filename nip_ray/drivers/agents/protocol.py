@@ -210,9 +210,8 @@ def check_drivable(config: ExperimentConfig) -> None:
     from nip_ray.rllib.registry import ALGORITHMS
 
     name = config.algorithm.name
-    drivable = [
-        key for key, made in ALGORITHMS.items() if made().algo_class.training_step is ProtocolAlgorithm.training_step
-    ]  # type: ignore[union-attr]
+    own = {key: made().algo_class for key, made in ALGORITHMS.items()}
+    drivable = [key for key, kind in own.items() if kind and kind.training_step is ProtocolAlgorithm.training_step]
     if name not in drivable:
         raise UserError(
             f"algorithm.name: got {name}, which plays and learns in its own rhythm and cannot be driven; expected one"

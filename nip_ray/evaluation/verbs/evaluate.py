@@ -24,6 +24,7 @@ from nip_ray.config.search_rules import searching
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.evaluation.examine import Examination, players
+from nip_ray.evaluation.report.findings import MODES
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.evaluation.verbs.attack import attack, check_attack
 from nip_ray.evaluation.verbs.instances import instances_of_networks, instances_of_text
@@ -32,7 +33,6 @@ from nip_ray.scenarios.registry import played_scenario
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 from nip_ray.storage.folder import CONFIG, RunFolder, write_lines
 
-_MODES = (("greedy", "eval"), ("sampled", "eval_sampled"), ("searched", "eval_searched"))
 _OF_TRAINING = ("interval", "greedy", "sampled", "num_transcripts")  # keys of `evaluation` without a part in `evaluate`
 _OF_HELD_OUT = ("max_instances", "solo_run")
 _PARTS = (
@@ -260,7 +260,7 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, record in document.get("figures", {}).items():
         yield from _figure(f"eval/{name}", record)
     for start, part in (("", document), ("unseen/", document.get("unseen", {}))):
-        for mode, prefix in _MODES:
+        for mode, prefix in MODES.items():
             for name, record in part.get(mode, {}).items():
                 yield from _figure(f"{start}{prefix}/{name}", record)
         if part.get("wl_bound") is not None:

@@ -91,8 +91,12 @@ def _fit(x_FX: Array, label_F: npt.NDArray[np.int64]) -> Any:
 
     with threadpool_limits(1):  # its threads wait for each other where cores are shared
         boosting = HistGradientBoostingClassifier(
-            max_iter=150, learning_rate=0.05, max_depth=4, early_stopping=False, random_state=0
-        )  # type: ignore[arg-type]
+            max_iter=150,
+            learning_rate=0.05,
+            max_depth=4,
+            early_stopping=False,  # type: ignore[arg-type]
+            random_state=0,
+        )
         return boosting.fit(x_FX, label_F)
 
 

@@ -64,16 +64,20 @@ class ImageClassification(NamingScenario):
 
     def shown(self, agent: str, id_N: Tensor, said: Dialogue) -> dict[str, Tensor]:
         """Image (N, C, H, W) float from 0 to 1, in which an agent with coarse sight sees means, and in full the parts
-        that others have named in the channels that it reads, or (N, K, C, H, W) for each of these apart; embedding (N,
-        E, h', w') for an agent with a pretrained model; state_image, the whole image, for a central critic whose agent
-        does not see it."""
+        that others have named in the channels that it reads, or (N, K + 1, C, H, W) for each of these apart and for
+        none; embedding (N, E, h', w') for an agent with a pretrained model; state_image, the whole image, for a central
+        critic whose agent does not see it."""
         whole = self.pixels_ICHW[id_N].float() / self.levels
         coarse = self.agents[agent].sight == "coarse"
         reads = self.seats[agent].reads
         if not coarse:
             found = {"image": whole}
         elif self.agents[agent].channels == "apart":
-            found = {"image": torch.stack([self._in_part(whole, agent, (channel,), said) for channel in reads], 1)}
+            found = {
+                "image": torch.stack(
+                    [self._in_part(whole, agent, part, said) for part in (*((c,) for c in reads), ())], 1
+                )
+            }
         else:
             found = {"image": self._in_part(whole, agent, reads, said)}
         if agent in self.embeddings:
