@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning
-.PHONY: help train test $(TIERS) test-all golden mutants network simulate lint browser bench bench-gate clean
+.PHONY: help train test $(TIERS) test-all golden mutants network simulate lint docs browser bench bench-gate clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
@@ -30,6 +30,7 @@ help:
 	@echo "make network    runs whose calls between Ray's processes fail, 100 cases by seed, hours (ARGS=SEED: one)"
 	@echo "make simulate   runs in simulated worlds with faults of disk, network and provider (ARGS=\"--seed N\": one, in full)"
 	@echo "make lint       ruff (lint and format) and pyright"
+	@echo "make docs       build the documentation with search and API reference into build/site, offline and strictly"
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
 	@echo "make bench      every script of benchmarks/ but the gate and the headline, which are asked for something"
 	@echo "make bench-gate whether the working tree is slower than BASE=COMMIT, in about ten minutes (HEAD where none is named)"
@@ -54,7 +55,9 @@ endif
 
 train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
-	@echo 'next: source $(VENV)/bin/activate, which puts nip-ray on your path, and open the report in a browser'
+	@echo 'next  open the report above in a browser; make docs builds the documentation'
+	@echo '      source $(VENV)/bin/activate puts nip-ray on your path; without it, $(BIN)/nip-ray does the same:'
+	@echo '      $(BIN)/nip-ray list runs'
 
 # Three processes for two cores, since tests wait for others now and then; the tests' summary comes last unless types fail.
 test: $(STAMP)
@@ -88,6 +91,12 @@ lint: $(STAMP)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/pyright
+
+docs: $(STAMP)
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2> /dev/null || \
+		$(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq $(PIP_ARGS)) -r docs/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'next: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site, and open http://127.0.0.1:8000'
 
 # Without a browser, tests of pages are skipped and say why; so this must not stop anything.
 browser: $(STAMP)

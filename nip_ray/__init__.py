@@ -13,8 +13,9 @@ from nip_ray.version import __version__
 if TYPE_CHECKING:
     from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
     from nip_ray.runs.experiment import run_experiment
+    from nip_ray.runs.load import load_run
 
-__all__ = ["ExperimentConfig", "TextExperimentConfig", "__version__", "run_experiment"]
+__all__ = ["ExperimentConfig", "TextExperimentConfig", "__version__", "load_run", "run_experiment"]
 
 # torch's threads otherwise spin while they wait for one another, and where another process has their core an iteration
 # takes thirty times as long (benchmarks/results.md). libgomp reads this once, when torch is loaded.
@@ -24,6 +25,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 _LAZY = {
     "ExperimentConfig": "nip_ray.config.experiment",
     "TextExperimentConfig": "nip_ray.config.experiment",
+    "load_run": "nip_ray.runs.load",
     "run_experiment": "nip_ray.runs.experiment",
 }
 

@@ -15,10 +15,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+
+from nip_ray.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -148,3 +151,18 @@ def test_make_installs_from_nothing(tool: str, tmp_path: Path) -> None:
         assert "+cpu" in run(
             copy / ".venv" / "bin" / "python", "-c", "import torch; print(torch.__version__)", cwd=tmp_path, env=env
         )
+
+
+def test_citations_name_this_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert yaml.safe_load(text)["version"] == __version__
+    assert f"version = {{{__version__}}}" in (ROOT / "docs/how-to/cite.md").read_text(encoding="utf-8")
+
+
+def test_every_range_of_a_dependency_has_an_upper_bound() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    parts = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    found = [Requirement(text) for part in (*parts, project["build-system"]["requires"]) for text in part]
+    bounded = {"<", "<=", "==", "~="}
+    open_ = [one.name for one in found if one.name != "nip_ray" and not bounded & {x.operator for x in one.specifier}]
+    assert not open_

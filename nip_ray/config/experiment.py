@@ -26,6 +26,7 @@ from nip_ray.settings.experiment import (
     PlaySettings,
     ProfilingSettings,
     RuntimeSettings,
+    StopSettings,
 )
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.settings.hironaka import HironakaSettings
@@ -202,6 +203,9 @@ class ExperimentConfig(Experiment):
     )
     pretraining: PretrainingSettings = Field(
         PretrainingSettings(), description="Supervised training of bodies before the experiment."
+    )
+    stop: StopSettings | None = _part(
+        None, "When the run ends before its last iteration (none: it does not).", FREE_AND_RESUMABLE
     )
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")
     learners: LearnerSettings = _part(LearnerSettings(), "Where gradients are computed.", FREE_AND_RESUMABLE)

@@ -22,6 +22,7 @@ from nip_ray.config.players import DEFAULT, known_table, players, playing, round
 from nip_ray.config.plugins import import_plugins, is_plugin_file
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.search_rules import search, verdict_gradient
+from nip_ray.config.stop_rules import stops
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.protocols.spec import Protocol
@@ -521,5 +522,5 @@ _OF_NETWORKS = (
     minibatches,
     *LEARNING_RULES,
 )
-_OF_NETWORKS += (search, verdict_gradient, workers, evaluations)
+_OF_NETWORKS += (search, verdict_gradient, workers, evaluations, stops)
 _OF_LANGUAGE = (*TEXT_RULES, policy_gradient)

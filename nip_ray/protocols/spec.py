@@ -32,14 +32,21 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-REJECT, ACCEPT, CONTINUE = 0, 1, 2
+REJECT = 0
+"""The code of the verdict reject, where there are two verdicts."""
+ACCEPT = 1
+"""The code of the verdict accept, where there are two verdicts."""
+CONTINUE = 2
+"""The code of no verdict yet, where there are two verdicts."""
 TWO_VERDICTS = ("reject", "accept")
 DECISIONS = (*TWO_VERDICTS, "continue")
 """The words for the three codes, where there are two verdicts."""
 VERDICTS = (*TWO_VERDICTS, "undecided")
 """The words for how an episode ended, likewise; CONTINUE stands for no decision."""
 NUM_DECISIONS = 3
-NUM_SEEDS = 2**16  # an episode's seed is uniform in [0, NUM_SEEDS)
+"""The number of these codes."""
+NUM_SEEDS = 2**16
+"""An episode's seed is uniform in [0, NUM_SEEDS)."""
 
 Turn = tuple[str, str]  # (agent, channel)
 

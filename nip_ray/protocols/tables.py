@@ -344,6 +344,7 @@ _BUILDERS = (
     hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
+"""Name -> builder of every protocol, those of plugins included; `register` adds one."""
 SHIPPED = tuple(PROTOCOLS)
 """Names of those that are known before any plugin is imported."""
 _FOR_TESTS = ("multi_channel_test",)

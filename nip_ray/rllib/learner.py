@@ -99,13 +99,24 @@ class RuleSettings(Protocol):
     honoured in these, too."""
 
     @property
-    def lr(self) -> float: ...
+    def lr(self) -> float:
+        """Learning rate at the start of the run."""
+        ...
+
     @property
-    def num_epochs(self) -> int: ...
+    def num_epochs(self) -> int:
+        """Passes over the data of an iteration."""
+        ...
+
     @property
-    def minibatch_size(self) -> int: ...
+    def minibatch_size(self) -> int:
+        """Frames in a minibatch."""
+        ...
+
     @property
-    def max_grad_norm(self) -> float | None: ...
+    def max_grad_norm(self) -> float | None:
+        """Largest norm of an agent's gradient; a longer one is scaled down to it. None: gradients are not clipped."""
+        ...
 
 
 S = TypeVar("S", bound=RuleSettings)

@@ -31,6 +31,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.session import Session, to_the_end
+from nip_ray.runs.stopping import stopped_at
 from nip_ray.storage.checkpoint import Checkpoint
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult, is_finished
@@ -104,9 +105,10 @@ def resume_experiment(
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
         rows = folder.metrics()
-        whole = [row["iteration"] for row in rows] == list(range(1, config.iterations + 1))
-        reached = config.iterations if checkpoint is None else checkpoint.iteration
-        if whole and reached == config.iterations and (ended := _ended(folder, config, quiet)):
+        total = stopped_at(rows, config.stop) or config.iterations
+        whole = [row["iteration"] for row in rows] == list(range(1, total + 1))
+        reached = total if checkpoint is None else checkpoint.iteration
+        if whole and reached == total and (ended := _ended(folder, config, quiet, total)):
             return ended
         if checkpoint is None and rows:
             repeated = f"{rows[-1]['iteration']} iterations are done again"
@@ -140,18 +142,24 @@ def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult
     """Start the session, from a checkpoint if there is one, and play it to its end."""
     try:
         session.start(checkpoint)
-        return ExperimentResult(session.folder.path, to_the_end(session), session.config.iterations)
+        return ExperimentResult(session.folder.path, to_the_end(session), session.iteration)
     finally:
         session.close()
 
 
-def _ended(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool) -> ExperimentResult | None:
-    """Print and return the result of a run that is finished under its present config; None for any other."""
+def _ended(
+    folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool, total: int
+) -> ExperimentResult | None:
+    """Print and return the result of a run of `total` iterations that is finished under its present config; None for
+    any other."""
     if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
         return None
     if not quiet:
-        say(f"{folder.path}: the run is finished, all {config.iterations} iterations are done; --iterations adds more")
-    return ExperimentResult(folder.path, folder.figures(), config.iterations)
+        how = f"all {total} iterations are done; --iterations adds more"
+        if total < config.iterations:
+            how = f"`stop` ended it after iteration {total} of {config.iterations}; --set stop=null continues"
+        say(f"{folder.path}: the run is finished, {how}")
+    return ExperimentResult(folder.path, folder.figures(), total)
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
@@ -198,7 +206,7 @@ def _resume_text(config: TextExperimentConfig, folder: RunFolder, quiet: bool) -
     from nip_ray.text.parts import PROVIDERS
     from nip_ray.text.training.trainer import train
 
-    if ended := _ended(folder, config, quiet):
+    if ended := _ended(folder, config, quiet, config.iterations):
         return ended
     check_trackers(config.tracking)
     prepared, state = continued(config, folder, folder.path / PROVIDERS)

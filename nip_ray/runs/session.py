@@ -32,6 +32,7 @@ from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.redaction import Redactor
 from nip_ray.runs.profiling import profiler
+from nip_ray.runs.stopping import stopped_at
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.files import cannot_write
 from nip_ray.storage.folder import METRICS, RunFolder
@@ -59,6 +60,7 @@ class Session:
         self.iteration = 0
         self.last_row: dict[str, Any] = {}
         self.last_evaluation: dict[str, float] = {}
+        self.stopped = False  # by the setting `stop`
         self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
         self._whole = False  # whether the algorithm stands after an iteration
         # an iteration after the newest checkpoint, and the state after it
@@ -73,8 +75,8 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """True if all iterations are done."""
-        return self.iteration >= self.config.iterations
+        """True if all iterations are done, or `stop` has ended the run."""
+        return self.stopped or self.iteration >= self.config.iterations
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -124,6 +126,7 @@ class Session:
         self._whole, self._kept, self._kept_at = True, None, time.monotonic()
         rows = self.folder.metrics()
         self.last_row = rows[-1] if rows else {}
+        self.stopped = stopped_at(rows, self.config.stop) is not None
         self.last_evaluation = next((found for row in reversed(rows) if (found := _of_evaluation(row))), {})
         if self._tracker is None:
             identity, plain = (
@@ -152,6 +155,8 @@ class Session:
             row |= self._evaluate(iteration)
         self.folder.append_metrics(row)
         self.iteration, self.last_row, self._whole = iteration, row, True
+        if evaluated and self.config.stop is not None:
+            self.stopped = stopped_at(self.folder.metrics(), self.config.stop) is not None
         if iteration > self._told and self._tracker is not None:  # what comes again after a restart was told already
             self._tracker.log(row)
             self._told = iteration
@@ -211,7 +216,7 @@ class Session:
         say_stage("evaluation", self.quiet)
         document = self._examination().document(
             players(self.config, self.algorithm.networks()),
-            self.config.iterations,
+            self.iteration,
             settings.greedy,
             settings.sampled or not settings.greedy,
             settings.message_regression,

@@ -35,6 +35,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "hironaka": build_hironaka,
     "state_tracking": build_state_tracking,
 }
+"""Name -> builder of every scenario of networks, those of plugins included."""
 
 WITH_FILES = ("graph_isomorphism", "image_classification")
 """Scenarios that can be examined on instances of a file."""

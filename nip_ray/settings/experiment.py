@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
@@ -86,6 +87,31 @@ class EvaluationSettings:
         """An evaluation that takes place in no way."""
         if not (self.greedy or self.sampled):
             yield "greedy: greedy and sampled are both false, so nothing would be evaluated, set one of them to true"
+
+
+@dataclass(frozen=True)
+class StopSettings:
+    """When a run ends before its last iteration. It is decided after each evaluation; the run then ends as always, with
+    a checkpoint, the final evaluation and the report."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    metric: str = option(
+        "eval/verifier/accuracy",
+        "The metric that decides, by its key in `metrics.jsonl`: eval/... or eval_sampled/....",
+    )
+    mode: Literal["max", "min"] = option("max", "The better direction of the metric.")
+    until: float | None = option(None, "End when the metric is this good or better (none: no such value).")
+    patience: int | None = option(
+        None, "End after so many evaluations in a row without a better value (none: never).", ge=1
+    )
+
+    def faults(self) -> Iterator[str]:
+        """Settings that never end a run, and a metric that evaluations do not have."""
+        if self.until is None and self.patience is None:
+            yield "until: until and patience are both null, so the run would never end early, set one of them"
+        if not self.metric.startswith(("eval/", "eval_sampled/")):
+            yield f"metric: got {self.metric}, expected eval/... or eval_sampled/..., which evaluations log"
 
 
 @dataclass(frozen=True)

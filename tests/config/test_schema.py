@@ -1,5 +1,6 @@
 """The schema for editors accepts what the loader accepts, and the page of keys is up to date."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.key_pages import FOLDER, INDEX, configuration_pages, write_pages
 from nip_ray.config.keys import branches, walk
 from nip_ray.config.load import config_from_dict, config_to_yaml
-from nip_ray.config.schema import config_schema, configuration_markdown, schema_text
+from nip_ray.config.rules import check
+from nip_ray.config.schema import config_schema, schema_text
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 
@@ -45,19 +48,39 @@ def test_a_shipped_file_announces_the_schema_and_fits_it(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_plugins")
-def test_the_page_is_up_to_date() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == configuration_markdown(), (
-        "write it again: python -m nip_ray.config.schema --markdown > docs/configuration.md"
-    )
+def test_the_pages_of_keys_are_up_to_date() -> None:
+    docs = ROOT / "docs"
+    written = {path.relative_to(docs).as_posix(): path.read_text(encoding="utf-8") for path in docs.rglob("*.md")}
+    written = {name: text for name, text in written.items() if name == INDEX or name.startswith(f"{FOLDER}/")}
+    assert written == configuration_pages(), "write them again: python -m nip_ray.config.schema --markdown"
 
 
-def test_the_page_has_every_key_once_with_a_description() -> None:
-    lines = configuration_markdown().splitlines()
-    for path, key in walk(ExperimentConfig):
+EXAMPLE = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.usefixtures("no_plugins")
+@pytest.mark.parametrize("page", configuration_pages())
+def test_the_example_of_a_page_of_keys_could_be_run(page: str) -> None:
+    (text,) = EXAMPLE.findall(configuration_pages()[page])
+    check(config_from_dict(parse_yaml(text, page)))
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_a_page_of_keys_that_are_gone_is_removed(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "gone.md").write_text("# Gone\n")
+    write_pages(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")} == set(configuration_pages())
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_the_pages_have_every_key_with_a_description() -> None:
+    lines = [line for page in configuration_pages().values() for line in page.splitlines()]
+    for path, key in [*walk(ExperimentConfig), *walk(TextExperimentConfig)]:
         if branches(key.annotation):
             continue
-        rows = [line for line in lines if line.startswith(f"| `{path}` | ") and f" | {key.description} |" in line]
+        cell = f" | {key.description.replace('|', chr(92) + '|')} |"
+        rows = [line for line in lines if line.startswith(f"| `{path}` | ") and cell in line]
         assert rows, path
         assert key.description.endswith("."), path
 

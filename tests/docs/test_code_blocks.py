@@ -154,9 +154,13 @@ def test_prose_wraps_at_120_columns(name: str) -> None:
     assert not [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
 
 
+INDEXES = (ROOT / "docs/configuration.md", ROOT / "docs/metrics.md")
+"""Pages that list those of a folder."""
+
+
 def test_the_index_leads_to_every_page() -> None:
     index = ROOT / "docs" / "index.md"
-    linked = {(index.parent / link).resolve() for link in links(index)}
+    linked = {(page.parent / link).resolve() for page in (index, *INDEXES) for link in links(page)}
     assert not sorted(str(page.relative_to(ROOT)) for page in PAGES.values() if page not in linked and page != index)
 
 

@@ -13,7 +13,7 @@ from nip_ray.config.yaml_text import parse_yaml
 from tests.docs.blocks import COMMANDS, ROOT, Block, blocks_of, pages, prose_of, transcript
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
-TEXT = ("", "text")  # output, layouts and formulas
+TEXT = ("", "text", "bibtex")  # output, layouts and formulas
 _ITEM = re.compile(r"\s*([-*]|\d+\.)\s")
 _SEPARATOR = re.compile(r"\|[\s:|-]+\|")
 _LINK = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")

@@ -20,7 +20,7 @@ OPEN = (
     "docs/configuration",
     "docs/design-notes.md",
     "docs/learning.md",
-    "docs/metrics.md",
+    "docs/metrics",
     "docs/protocols.md",
     "docs/results.md",
     "docs/rllib-options.md",

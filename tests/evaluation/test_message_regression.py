@@ -20,6 +20,7 @@ from nip_ray.scenarios.registry import build_agents
 from nip_ray.settings.experiment import MessageRegressionSettings
 from nip_ray.settings.message_game import MessageGameSettings
 from tests.builders import graph_scenario, random_pairs
+from tests.docs.metrics import documented_metrics
 from tests.runs.small import GRAPHS, MESSAGES, small
 
 SETTINGS = MessageRegressionSettings(enabled=True)
@@ -147,6 +148,4 @@ def test_rows_and_documents_and_evaluate_agree(tmp_path: Path, base: dict[str, o
         key, record = f"eval/{agent}/message_regression", document[agent]
         assert last[key] == record["estimate"] == figures[key]
         assert (figures[f"{key}/lower"], figures[f"{key}/upper"]) == (record["lower"], record["upper"])
-    assert "| `eval/<agent>/message_regression` |" in (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(
-        encoding="utf-8"
-    )
+    assert "| `eval/<agent>/message_regression` |" in documented_metrics()

@@ -23,7 +23,8 @@ from nip_ray.protocols import build
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.identity import ExperimentResult
-from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
+from tests.docs.metrics import documented_metrics
+from tests.runs.small import GRAPHS, MESSAGES, small, untimed
 
 BASES = {"graphs": GRAPHS, "messages": MESSAGES}
 ALWAYS = {
@@ -113,7 +114,7 @@ def test_every_key_is_documented(finished: tuple[ExperimentConfig, ExperimentRes
 
 def documented(agents: tuple[str, ...]) -> Iterator[re.Pattern[str]]:
     """A pattern for each key in the tables of docs/metrics.md that are about rows."""
-    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## evaluation.json")[0]
+    text = documented_metrics()
     cells = re.findall(r"^\| (`.+?`) \|", text, re.MULTILINE)
     keys = [key for cell in cells for key in re.findall(r"`([^`…]+)`", cell)]
     assert len(keys) > 30

@@ -18,6 +18,7 @@ from nip_ray.settings.sweep import AshaScheduler, SweepSettings
 from nip_ray.sweeps import spec as spec_module
 from nip_ray.sweeps.spaces import Space
 from nip_ray.sweeps.spec import config_of, draw_settings, is_sweep, load_sweep, parse_sweep, sweep_to_yaml
+from tests.docs.metrics import documented_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 GAME: dict[str, Any] = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
@@ -246,8 +247,7 @@ def test_of_too_many_combinations_each_value_alone_is_checked(monkeypatch: pytes
 
 def documented_keys() -> list[str]:
     """Every key of the figures in docs/metrics.md that is written out, with names in place of <agent> and <group>."""
-    page = (ROOT / "docs" / "metrics.md").read_text()
-    page = page.partition("## evaluation.json")[0]
+    page = documented_metrics()
     found = re.findall(r"`((?:train|eval|eval_sampled|learn|time)/[A-Za-z0-9_/<>=-]+)`", page)
     named = {"<agent>": "verifier", "<group>": "wl_score", "<value>": "3", "<state>": "CC", "<number>": "3"}
     named |= {

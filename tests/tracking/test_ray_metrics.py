@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nip_ray.tracking.ray_metrics import METRICS
+from tests.docs.metrics import documented_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 BOARD = ROOT / "grafana" / "nip_ray.json"
@@ -116,7 +117,7 @@ def test_everything_in_the_table_is_exported_and_nothing_else(scraped: dict[Any,
 
 
 def test_every_key_of_the_table_is_in_the_documentation_of_metrics() -> None:
-    documented = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = documented_metrics(files=True)
     for metric in METRICS.values():
         key = re.sub(r"\(\?P<split>[^)]*\)", "train", metric.keys)
         key = re.sub(r"\(\?P<agent>[^)]*\)", "<agent>", key)

@@ -16,6 +16,7 @@ from nip_ray.scenarios.matrix_games.scenario import PLAYERS
 from nip_ray.settings.matrix_games import protocol_of
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.identity import ExperimentResult
+from tests.docs.metrics import documented_metrics
 from tests.rllib.experiments import built
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,7 +65,7 @@ def test_metrics_have_exact_figures_and_no_verdicts(finished: tuple[str, Experim
 
 
 def test_every_key_is_documented(finished: tuple[str, ExperimentResult]) -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    text = documented_metrics(files=True)
     known = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     known += [key.replace("eval/", "eval_sampled/") for key in known if key.endswith(("/return", "episode_length"))]
     shapes = [
