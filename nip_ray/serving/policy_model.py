@@ -81,7 +81,7 @@ class PolicyModel:
         on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         with _enough_memory(f"{model_dir}: its weights", _SMALLER):
             self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
-        self.chat = load_format(model_dir, context_of(self._model, settings.max_length))
+        self.chat = load_format(model_dir, context_of(self._model.config, settings.max_length))
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None

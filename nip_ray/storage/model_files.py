@@ -4,7 +4,11 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 
-NEEDS_GGUF = "a GGUF file needs the package gguf to be read: pip install 'gguf>=0.19,<1'"
+from nip_ray.errors import UserError
+from nip_ray.storage.gguf_header import gguf_header
+
+NEEDS_GGUF = "the package gguf, which reads it, is missing, install it (pip install 'gguf>=0.19,<1') or name a folder"
+NO_TEMPLATE = "its tokenizer has no chat template, name a model that was made to chat"
 
 
 def gguf_in(place: Path) -> Path | None:
@@ -23,13 +27,23 @@ def is_model(place: Path) -> bool:
 
 def model_fault(place: Path) -> str | None:
     """What is wrong with the model at `place`, as far as its files show without a library; None where nothing is."""
-    if gguf_in(place) is not None:
-        return None if find_spec("gguf") is not None else NEEDS_GGUF
+    if (file := gguf_in(place)) is not None:
+        return _gguf_fault(file)
     if not (place / "config.json").is_file():
         if place.is_dir() and (several := _ggufs(place)):
             return f"{len(several)} GGUF files are in this folder, name one of them"
-        return "no model here (a folder with a config.json, or a GGUF file)"
-    return None if _has_template(place) else "its tokenizer has no chat template, name a model that was made to chat"
+        return "no model here (a folder with a config.json, or a GGUF file), name one"
+    return None if _has_template(place) else NO_TEMPLATE
+
+
+def _gguf_fault(file: Path) -> str | None:
+    try:
+        header = gguf_header(file)
+    except UserError as error:
+        return f"{str(error).removeprefix(f'{file}: ')}, name another"
+    if not header.get("tokenizer.chat_template"):
+        return NO_TEMPLATE
+    return None if find_spec("gguf") is not None else NEEDS_GGUF
 
 
 def _ggufs(folder: Path) -> list[Path]:
