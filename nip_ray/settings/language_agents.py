@@ -17,7 +17,7 @@ class LanguageAgentSettings:
     provider: str = option("local", "Who answers for the model: a name in `providers`.")
     model: str = option(
         "default",
-        "The provider's name of the base model (local: a folder, a GGUF file, `default` for the small one built here, or"
+        "The provider's name of the base model (local: a folder, a GGUF file, `default` for the one built here, or"
         " `words` for one that is built of the words of the scenario).",
         meaning={"path": "model"},
     )
