@@ -14,7 +14,7 @@ def kept_bytes(config: Any, rank: int, item_size: int) -> int:
     weight.
     """
     text = config.get_text_config()
-    heads, width = text.num_attention_heads, text.hidden_size
+    heads, width = getattr(text, "num_attention_heads", None) or 1, text.hidden_size
     one = getattr(text, "head_dim", None) or width // heads
     queries, keys = heads * one, (getattr(text, "num_key_value_heads", None) or heads) * one
     inner = getattr(text, "intermediate_size", None) or 4 * width
