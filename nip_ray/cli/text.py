@@ -8,6 +8,7 @@ import typer
 from nip_ray.cli.common import AsJson, RunDir, app, check_run_dir, errors, number, print_json, print_table
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.errors import UserError
+from nip_ray.storage.model_files import model_fault
 
 
 @app.command()
@@ -51,7 +52,9 @@ def serve_model(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: a free one).", show_default=False)],
     model: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Folder of a model (default: a small built-in one)", show_default=False),
+        typer.Option(
+            metavar="DIR", help="A model: folder or GGUF file (default: a small built-in one)", show_default=False
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Folder for files, jobs and fine-tuned models.")] = Path(
@@ -69,8 +72,8 @@ def serve_model(
 ) -> None:
     """Serve a local language model through an OpenAI-compatible API: chat, files, fine-tuning jobs."""
     with errors(), interruptible():
-        if model is not None and not (model / "config.json").is_file():
-            raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")
+        if model is not None and (fault := model_fault(model)) is not None:
+            raise UserError(f"--model {model}: {fault}")
         if engine not in ("auto", "torch"):
             raise UserError(
                 f"--engine {engine}: was removed; start `vllm serve MODEL` and name its address as base_url of a"

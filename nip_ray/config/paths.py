@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import path_kind
+from nip_ray.storage.model_files import is_model
 from nip_ray.storage.sources import absolute
 
 AnyConfig = TypeVar("AnyConfig", bound=ExperimentConfig | TextExperimentConfig)
@@ -47,5 +48,5 @@ _ABSOLUTE: dict[str, Callable[[str], str]] = {
     "file": os.path.abspath,
     "run": lambda value: absolute(value) if value else value,
     "plugin": lambda value: os.path.abspath(value) if value.endswith(".py") else value,
-    "model": lambda value: os.path.abspath(value) if (Path(value) / "config.json").is_file() else value,
+    "model": lambda value: os.path.abspath(value) if is_model(Path(value)) else value,
 }

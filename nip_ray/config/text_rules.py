@@ -19,6 +19,7 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings
 from nip_ray.settings.text_training import TextTrainingSettings
+from nip_ray.storage.model_files import model_fault
 
 if TYPE_CHECKING:
     from nip_ray.play.dialogue import Shape
@@ -139,11 +140,8 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
         if not settings.model.strip():
             yield f"{place}.model: got nothing, name a model of {settings.provider}"
         elif provider.local_models:
-            if settings.model not in ("default", WORDS) and not (Path(settings.model) / "config.json").is_file():
-                yield (
-                    f"{place}.model: {settings.model}: no model here (a folder with a config.json), name one, default"
-                    " or words"
-                )
+            if settings.model not in ("default", WORDS) and (fault := model_fault(Path(settings.model))):
+                yield f"{place}.model: {settings.model}: {fault}, default or words"
         elif settings.model in ("default", WORDS) and provider.has_model:
             yield f"{place}.model: {settings.model} is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)

@@ -20,8 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST_TREE = 512
-"""The most tokens of a row that branches."""
+LONGEST_TREES = (512, 4096)
+"""The most tokens of a row that branches: for narrow models, and for any."""
+
+
+def longest_tree(width: int) -> int:
+    """The most tokens of a row that branches, for a model of this width.
+
+    A token's attention to the other branches is computed for nothing, in proportion to the row's length and the width;
+    what a shared beginning saves is in proportion to the width's square.
+    """
+    least, most = LONGEST_TREES
+    return min(max(8 * width, least), most)
 
 
 @dataclass(frozen=True)
@@ -81,15 +91,16 @@ def merge(rows: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, .
     return found
 
 
-def parts_of(turns: Sequence[Turn], max_tokens: int) -> Iterator[Part]:
-    """The turns in parts of at most `max_tokens` tokens of rows (but of one row at least), shortest rows first."""
+def parts_of(turns: Sequence[Turn], max_tokens: int, longest: int = LONGEST_TREES[0]) -> Iterator[Part]:
+    """The turns in parts of at most `max_tokens` tokens of rows (but of one row at least), shortest rows first.
+    longest: see `longest_tree`."""
     given = [(*turn.prompt, *turn.reply[:-1]) for turn in turns]
     merged = merge(given)
     members: dict[tuple[int, ...], list[int]] = {}
     for number, row in enumerate(given):
         members.setdefault(merged[row], []).append(number)
     trees: list[_Tree] = []
-    for tree in sorted(_trees(sorted(members)), key=lambda tree: (len(tree.ids), tree.ids)):
+    for tree in sorted(_trees(sorted(members), min(longest, max_tokens)), key=lambda tree: (len(tree.ids), tree.ids)):
         if trees and len(tree.ids) * (len(trees) + 1) > max_tokens:
             yield _part(turns, trees, members)
             trees = []
@@ -132,15 +143,15 @@ class _Tree:
         return self.paths[row]
 
 
-def _trees(rows: Sequence[tuple[int, ...]]) -> list[_Tree]:
-    """Rows in sorted order, of which none begins another, as trees: a row joins the one before where they share at
-    least half of it."""
+def _trees(rows: Sequence[tuple[int, ...]], longest: int) -> list[_Tree]:
+    """Rows in sorted order, of which none begins another, as trees of at most `longest` tokens: a row joins the one
+    before where they share at least half of it."""
     trees: list[_Tree] = []
     before: tuple[int, ...] = ()
     path: list[int] = []
     for row in rows:
         shared = common_beginning(row, before)
-        if not trees or 2 * shared < len(row) or len(trees[-1].ids) + len(row) - shared > LONGEST_TREE:
+        if not trees or 2 * shared < len(row) or len(trees[-1].ids) + len(row) - shared > longest:
             trees.append(_Tree())
             shared = 0
         before, path = row, trees[-1].add(row, path[:shared])

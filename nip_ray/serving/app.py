@@ -27,6 +27,7 @@ from nip_ray.errors import UserError
 from nip_ray.secrets import secret
 from nip_ray.serving.shelf import DEFAULT, ModelFolders, Shelf
 from nip_ray.settings.providers import LocalProvider
+from nip_ray.storage.model_files import gguf_in, model_fault
 
 APP_NAME = "nip-ray-models"
 
@@ -253,11 +254,11 @@ def server_settings(
     """The settings from what a command line gives. Raises UserError; see `serve_model`."""
     named: tuple[tuple[str, Path], ...] = ()
     if model_dir is not None:
-        if not (model_dir / "config.json").is_file():
-            raise UserError(
-                f"{model_dir}: no model here (config.json is missing); give a folder in the Hugging Face form"
-            )
-        named = ((model_dir.resolve().name, model_dir.resolve()),)
+        if (fault := model_fault(model_dir)) is not None:
+            raise UserError(f"{model_dir}: {fault}")
+        file = gguf_in(model_dir)
+        served = model_dir.resolve() if file is None else ModelFolders(folder.resolve()).convert(file)
+        named = ((served.name, served),)
     digest = None
     if api_key_variable is not None:
         digest = sha256(secret(api_key_variable, "this server, which clients must send").encode()).hexdigest()

@@ -31,7 +31,7 @@ class Engine:
         """max_context: the most tokens of prompt and reply (none: what the model can). Raises UserError for a model it
         cannot run."""
         model = load_model(model_dir).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.chat = load_format(model_dir, context_of(model, max_context))
+        self.chat = load_format(model_dir, context_of(model.config, max_context))
         self.batch = ContinuousBatch(model, self.chat, max_batch_size)
         self._inbox: list[Row] = []
         self._wake = threading.Condition()

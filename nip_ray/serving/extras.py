@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import warnings
 from types import ModuleType
 
 from nip_ray.errors import UserError
@@ -35,6 +36,8 @@ def local_llm(name: str) -> ModuleType:
         module = importlib.import_module(name)
     except ImportError as error:
         raise _missing(str(error)) from None
+    # peft asks transformers by names that it no longer likes, for every model with adapters
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     for chatty in ("transformers", "trl", "peft", "accelerate", "datasets"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     if name == "transformers":

@@ -110,7 +110,7 @@ def train(
     if dtype == "auto":
         dtype = "bfloat16" if how.method == "lora" and _has_gpu() else "float32"
     model = load_model(base_dir, dtype, **_quantization(recipe))
-    chat = load_format(base_dir, context_of(model, how.max_length))
+    chat = load_format(base_dir, context_of(model.config, how.max_length))
     watch = _watcher(on_step, should_stop)
     kept = target.with_name("trainer") if checkpoints is None else checkpoints
     trainer = _trainer(model, chat, data, recipe, kept, watch)

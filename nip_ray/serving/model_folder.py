@@ -8,6 +8,8 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.serving.extras import local_llm
+from nip_ray.storage.gguf_header import gguf_header
+from nip_ray.storage.model_files import gguf_in
 
 ADAPTER, BASE = "adapter", "base.json"
 """In a model's folder: its adapters; and, where the adapters are not merged, the base's folder, seen from this one."""
@@ -46,9 +48,29 @@ def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
         raise UserError(f"{folder}: the model cannot be loaded ({first_line(error)})") from None
 
 
-def context_of(model: Any, limit: int | None = None) -> int:
-    """The most tokens the model can attend to, at most `limit`."""
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
+def check_architecture(place: Path) -> Any:
+    """The configuration of the model at `place`, None for a GGUF file. Nothing of its weights is read.
+
+    Raises UserError for an architecture that transformers does not know, or that writes no text.
+    """
+    transformers = local_llm("transformers")
+    if (file := gguf_in(place)) is not None:
+        known = local_llm("transformers.modeling_gguf_pytorch_utils").GGUF_SUPPORTED_ARCHITECTURES
+        if (name := gguf_header(file).get("general.architecture")) not in known:
+            raise UserError(f"{file}: transformers does not read the architecture {name!r} from GGUF, name a folder")
+        return None
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(place), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{place}: its config.json cannot be used ({first_line(error)})") from None
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(f"{place}: its architecture {config.model_type!r} does not write text, name another model")
+    return config
+
+
+def context_of(config: Any, limit: int | None = None) -> int:
+    """The most tokens a model with this configuration can attend to, at most `limit`."""
+    own = getattr(config.get_text_config(), "max_position_embeddings", None) or 2048
     return min(own, limit) if limit else own
 
 

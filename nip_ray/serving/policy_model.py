@@ -40,12 +40,13 @@ from nip_ray.learning.token_losses import (
     token_loss,
     token_weights,
 )
-from nip_ray.learning.token_rows import Part, Turn, parts_of, shares
+from nip_ray.learning.token_rows import Part, Turn, longest_tree, parts_of, shares
 from nip_ray.seeding import seeded, stable_seed
 from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import Generation, GenerationRequest
+from nip_ray.serving.memory import kept_bytes, refuse_pass
 from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, lora_config, name_base, save_model
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
@@ -81,7 +82,10 @@ class PolicyModel:
         on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         with _enough_memory(f"{model_dir}: its weights", _SMALLER):
             self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
-        self.chat = load_format(model_dir, context_of(self._model, settings.max_length))
+        self.chat = load_format(model_dir, context_of(self._model.config, settings.max_length))
+        self._longest = longest_tree(self._model.config.get_text_config().hidden_size)
+        rank = settings.lora_rank if self._lora else 0
+        self._kept = kept_bytes(self._model.config, rank, self._model.dtype.itemsize) if on.type == "cpu" else 0
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None
@@ -105,7 +109,7 @@ class PolicyModel:
         pass."""
         found: list[list[float]] = [[] for _ in turns]
         with _enough_memory(f"algorithm.micro_batch_tokens: {max_tokens} tokens in one pass"):
-            for part in parts_of(turns, max_tokens):
+            for part in parts_of(turns, max_tokens, self._longest):
                 drawn = iter(self._log_probs(part.to(self._model.device))[0].tolist())
                 for number in part.turns:
                     found[number] = [next(drawn) for _ in turns[number].reply]
@@ -184,7 +188,8 @@ class PolicyModel:
         total, figures, learners = 0.0, [], self._learners
         own = turns if learners is None else [turns[number] for number in shares(turns, learners.size)[learners.rank]]
         with _enough_memory(f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass"):
-            for part in parts_of(own, settings.micro_batch_tokens):
+            for part in parts_of(own, settings.micro_batch_tokens, self._longest):
+                refuse_pass(part.ids_RL.numel(), self._kept)
                 loss, told = loss_of(part.to(self._model.device))
                 loss.backward()
                 total += float(loss.detach())

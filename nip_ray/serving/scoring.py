@@ -15,7 +15,7 @@ class Scorer:
 
     def __init__(self, model_dir: Path) -> None:
         self.model = load_model(model_dir, torch.float32)
-        self.chat = load_format(model_dir, context_of(self.model))
+        self.chat = load_format(model_dir, context_of(self.model.config))
 
     @torch.inference_mode()
     def logprob(self, messages: Sequence[Mapping[str, Any]], completion: str) -> float:

@@ -2,7 +2,8 @@
 
 Decisions that matter here:
 - a name is `default`, a model in `FOLDER/models`, one that was named at the start, or (where allowed: not for clients
-  of a server) the path of a folder elsewhere; nothing is ever downloaded;
+  of a server) the path of a folder elsewhere, or of a GGUF file, which is converted in `FOLDER/models` once; nothing is
+  ever downloaded;
 - engines are loaded when first asked for and kept up to MAX_ENGINES; the one not used for longest goes first, and never
   one that is busy.
 """
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from nip_ray.errors import UserError
 from nip_ray.serving.default_model import save_default_model
 from nip_ray.serving.engine import Engine
+from nip_ray.storage.model_files import gguf_in
 
 DEFAULT = "default"
 MAX_ENGINES = 4
@@ -48,8 +50,17 @@ class ModelFolders:
             return self.folder / "models" / name
         if self.any_path and (Path(name) / "config.json").is_file():
             return Path(name)
-        path = "the path of a model folder, or " if self.any_path else ""
+        if self.any_path and (file := gguf_in(Path(name))) is not None:
+            return self.convert(file)
+        path = "the path of a model folder or of a GGUF file, or " if self.any_path else ""
         raise UserError(f"there is no local model {name!r}: give {path}one of {', '.join(self.names())}")
+
+    def convert(self, file: Path) -> Path:
+        """The folder of the model in a GGUF file; written when first asked for. Raises UserError as `convert_gguf`
+        does."""
+        from nip_ray.serving.gguf import convert_gguf, converted_name
+
+        return convert_gguf(file, self.folder / "models" / converted_name(file))
 
     def names(self) -> list[str]:
         """The models that can be asked for by name, in order."""

@@ -17,8 +17,8 @@ class LanguageAgentSettings:
     provider: str = option("local", "Provider of the model: a name in `providers`.")
     model: str = option(
         "default",
-        "The provider's name of the base model (local: a folder, `default` for the small one built here, or `words` for"
-        " one that is built of the words of the scenario).",
+        "The provider's name of the base model (local: a folder, a GGUF file, `default` for the one built here, or"
+        " `words` for one that is built of the words of the scenario).",
         meaning={"path": "model"},
     )
     group: str | None = option(None, "Agents that name the same group share one model (none: a group of its own).")

@@ -6,8 +6,8 @@ one source of defaults, and no import of pydantic below `nip_ray.config`.
 
 A field also declares how the rest of the package treats its key:
 - `path`: "file" (or folder), "run" (a run folder or an address of one), "plugin" (a file, or a module) or "model" (a
-  folder where the provider is local). Relative ones are made absolute before workers, trials or a later resume read
-  them;
+  folder or file where the provider is local). Relative ones are made absolute before workers, trials or a later resume
+  read them;
 - `affects_numbers` false: two configs that differ here alone give the same numbers;
 - `resumable` true: a resumed run may change it;
 - `over_iterations` true: where it is set, something changes over the run's whole length, which a resumed run then

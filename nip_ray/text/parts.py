@@ -40,6 +40,7 @@ from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
+from nip_ray.text.context_room import check_room
 from nip_ray.text.costs.budget import Budget, BudgetLike, Throttle
 from nip_ray.text.costs.prices import Spending, price_list, sum_of
 from nip_ray.text.costs.shared import SharedLimiter, limiter_of
@@ -50,7 +51,7 @@ from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, Connection, FineTuneBackend, fine_tune_backend, provider_of
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.word_models import check_room, refuse_wordless, write_word_models
+from nip_ray.text.written_models import refuse_wordless, write_models
 
 STATE = "state.json"
 ROLES = "roles.json"
@@ -254,7 +255,7 @@ class Parts:
         spent = spent_before(folder.path, list(self.journal.entries()))
         self._booked = {bill.id for bill in bills(self.journal.entries())}
         self._stack = ExitStack()
-        write_word_models(config, self.scenario, folder.path)
+        write_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = (
             RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None

@@ -5,13 +5,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_rows import Turn, merge, parts_of
+from nip_ray.learning.token_rows import Turn, longest_tree, merge, parts_of
 from nip_ray.serving import policy_model
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.model_folder import save_model
@@ -76,6 +78,25 @@ def test_rows_are_merged() -> None:
         [[0, 1, 2, 0, 0], [0, 1, 2, 2, 3]],
     )  # type: ignore[union-attr]
     assert tree.seen_RLL[1].int().tolist()[2:] == [[1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]  # type: ignore[index]
+
+
+def test_long_rows_branch_where_the_model_is_wide() -> None:
+    """Attention to other branches is computed for nothing; what it costs beside all else falls with the width."""
+    assert [longest_tree(width) for width in (48, 64, 576, 4096)] == [512, 512, 4096, 4096]
+    turns = [Turn([*range(600)], [token, 1]) for token in range(3)]
+    assert [part.ids_RL.shape for part in parts_of(turns, 10**6)] == [(3, 601)]
+    (part,) = parts_of(turns, 10**6, longest_tree(576))
+    assert part.ids_RL.shape == (1, 603)
+    assert [part.ids_RL.numel() for part in parts_of(turns, 602, longest_tree(576))] == [601, 602]
+
+
+def test_a_pass_that_cannot_fit_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("lora")
+    turns, before = play(model), model.weights()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**6))
+    with pytest.raises(UserError, match=r"micro_batch_tokens: \d+ tokens in one pass need about .* lower it"):
+        model.step(turns, SETTINGS, 4)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.weights().items())
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -67,7 +67,7 @@ from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.word_models import write_word_models
+from nip_ray.text.written_models import write_models
 from nip_ray.tracking import Tracker
 
 CHECKPOINTS = "checkpoints"
@@ -110,7 +110,7 @@ class PolicyGradientTrainer:
         self._bills = TokenBills(config, folder.path)
         self._baselines: dict[str, float] = {}
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
-        write_word_models(config, self.scenario, folder.path)
+        write_models(config, self.scenario, folder.path)
         use_threads(config)
         if self.rule.num_rollout_workers or self.rule.num_learners:
             actors = token_actors(config)

@@ -1,0 +1,83 @@
+"""Models in GGUF files, written as folders in the Hugging Face form, which is what everything else here reads.
+
+Decisions that matter here:
+- a file is converted once: weights are dequantized to float32 (exactly: their values are what they were in the file),
+  and the model is an ordinary one that learns, saves adapters and is exported like any other;
+- transformers reads the file. Of the ways in which a file says that text is split before its merges apply, it reads
+  most as GPT-2's; those that differ and are known are put right here.
+"""
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.serving.default_model import save_once
+from nip_ray.serving.extras import local_llm
+from nip_ray.serving.model_folder import first_line
+from nip_ray.storage.gguf_header import gguf_header
+from nip_ray.storage.model_files import model_fault
+
+
+def convert_gguf(file: Path, folder: Path) -> Path:
+    """Write the model and tokenizer in `file` to `folder`, unless there is a model; returns the folder.
+
+    Raises UserError for a file that cannot be read, an architecture that transformers does not read, a tokenizer
+    without chat template, and where the package gguf is missing.
+    """
+    if (fault := model_fault(file)) is not None:
+        raise UserError(f"{file}: {fault}")
+    return save_once(folder, lambda: _read(file))
+
+
+def converted_name(file: Path) -> str:
+    """The name of the folder that a run converts `file` to: the file's own, and a code for where it was."""
+    stem = "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in file.stem
+    )
+    return f"{stem.lstrip('.-') or 'model'}-{sha256(str(file.resolve()).encode()).hexdigest()[:8]}"
+
+
+def _tokenizer(file: Path) -> Any:
+    tokenizer = _reading(file, local_llm("transformers").AutoTokenizer.from_pretrained)
+    if (split := _SPLITS.get(gguf_header(file).get("tokenizer.ggml.pre", ""))) is not None:
+        tokenizer.backend_tokenizer.pre_tokenizer = split()
+    return tokenizer
+
+
+def _read(file: Path) -> tuple[Any, Any]:
+    """(tokenizer, model)"""
+    auto, tokenizer = local_llm("transformers").AutoModelForCausalLM, _tokenizer(file)
+    read = _reading(file, auto.from_pretrained, dtype="float32")
+    kept = {
+        key: value
+        for key, value in read.config.to_dict().items()
+        if key not in ("quantization_config", "_name_or_path")
+    }
+    config = type(read.config).from_dict(kept)
+    plain = auto.from_config(config, dtype=read.dtype)  # one that was read from GGUF refuses to be saved
+    plain.load_state_dict(read.state_dict())
+    plain.generation_config = read.generation_config
+    tokenizer.model_max_length = config.get_text_config().max_position_embeddings
+    return tokenizer, plain
+
+
+def _reading(file: Path, read: Callable[..., Any], **options: Any) -> Any:
+    try:
+        with redirect_stderr(io.StringIO()):  # transformers draws a progress bar
+            return read(str(file.parent), gguf_file=file.name, local_files_only=True, **options)
+    except (OSError, ValueError, KeyError, NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+        raise UserError(f"{file}: cannot be read ({first_line(error)})") from None
+
+
+def _digits_apart() -> Any:
+    """Each digit for itself, so that spaces before a number stay together."""
+    splits = local_llm("tokenizers").pre_tokenizers
+    return splits.Sequence([splits.Digits(individual_digits=True), splits.ByteLevel(add_prefix_space=False)])
+
+
+_SPLITS = {"smollm": _digits_apart}
+"""`tokenizer.ggml.pre` -> what splits text, where transformers reads it as something else."""

@@ -1,0 +1,55 @@
+"""What a GGUF file says of itself, without the model: read in a moment, and without a library."""
+
+import struct
+from pathlib import Path
+from typing import IO, Any
+
+from nip_ray.errors import UserError
+
+_PLAIN = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _LIST = 8, 9
+_LONGEST = 1 << 28
+
+
+def gguf_header(file: Path) -> dict[str, Any]:
+    """Key -> value of the header, lists left out (vocabularies are long). Raises UserError for a file that is no GGUF
+    file of version 2 or 3, or is cut."""
+    try:
+        with file.open("rb") as data:
+            if data.read(4) != b"GGUF" or _plain(data, "I") not in (2, 3):
+                raise UserError(f"{file}: is not a GGUF file of version 2 or 3")
+            _plain(data, "Q")  # tensors
+            found = {}
+            for _ in range(_plain(data, "Q")):
+                key, kind = _text(data), _plain(data, "I")
+                if kind == _LIST:
+                    _skip_list(data)
+                else:
+                    found[key] = _text(data) if kind == _TEXT else _plain(data, _PLAIN[kind])
+            return found
+    except (OSError, struct.error, KeyError, ValueError, RecursionError) as error:
+        raise UserError(f"{file}: its header cannot be read ({error})") from None
+
+
+def _plain(data: IO[bytes], form: str) -> Any:
+    return struct.unpack(f"<{form}", data.read(struct.calcsize(f"<{form}")))[0]
+
+
+def _text(data: IO[bytes]) -> str:
+    length = _plain(data, "Q")
+    found = data.read(length) if length < _LONGEST else b""
+    if len(found) != length:
+        raise ValueError("it is cut")
+    return found.decode()
+
+
+def _skip_list(data: IO[bytes]) -> None:
+    kind, count = _plain(data, "I"), _plain(data, "Q")
+    if kind in _PLAIN:
+        data.seek(count * struct.calcsize(f"<{_PLAIN[kind]}"), 1)
+        return
+    for _ in range(count):
+        if kind == _TEXT:
+            data.seek(_plain(data, "Q"), 1)
+        else:
+            _skip_list(data)

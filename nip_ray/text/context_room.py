@@ -1,0 +1,122 @@
+"""Whether chats and replies have room in the contexts of local models, found before a run begins, by some dialogues of
+random replies."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import WORDS, language_agents
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, LanguageScenario
+from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
+from nip_ray.serving.shelf import DEFAULT
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.storage.model_files import gguf_in
+
+_DIALOGUES = 8
+
+
+@dataclass
+class _Room:
+    """Of an agent. context: tokens that its model has room for; told: what says so; remedy: where it is too little.
+    reply: the most tokens of its own. size: of a prompt. said: of a reply, without what ends it. strict: whether all
+    prompts must fit, else half of them."""
+
+    told: str
+    remedy: str
+    context: int
+    reply: int
+    size: Callable[[Chat], int]
+    said: Callable[[str], int]
+    strict: bool
+    prompts: list[int] = field(default_factory=list)
+
+    def refuse(self, agent: str) -> None:
+        """Raise UserError where too many of the prompts that were counted do not fit."""
+        long = [size for size in self.prompts if size + self.reply > self.context]
+        if len(long) > (0 if self.strict else len(self.prompts) / 2):
+            needs = f"chats of {agent} take {max(long)} tokens and its reply up to {self.reply} (max_tokens)"
+            raise UserError(f"{self.told}, but {needs}, {self.remedy} or lower that")
+
+
+def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any]) -> None:
+    """Raise UserError where a model of words has no room for a chat as it is, where another local model has none for
+    more than half of an agent's, and where a reply that has to be one of few cannot be said in `max_tokens`.
+
+    Chats that are too long lose their middle; of models in GGUF files that is seen in play alone. Raises UserError,
+    too, for a model that cannot be read.
+    """
+    rooms = _rooms(config)
+
+    def answer(asked: list[Question]) -> list[Answer]:
+        made = []
+        for one in asked:
+            said = scenario.invent(one.dialogue, one.agent, one.attempt)
+            if (room := rooms.get(one.agent)) is not None:
+                room.prompts.append(room.size(one.chat))
+                if scenario.words and room.said(said) > room.reply:
+                    raise UserError(
+                        f"scenario.agents.{one.agent}.max_tokens: got {room.reply}, but the reply {said!r} takes"
+                        f" {room.said(said)} tokens of its model, raise it"
+                    )
+            made.append(Answer(said))
+        return made
+
+    if rooms:
+        play_in_step(scenario, [start_dialogue(item, number) for number, item in enumerate(items[:_DIALOGUES])], answer)
+    for agent, room in rooms.items():
+        room.refuse(agent)
+
+
+def _rooms(config: TextExperimentConfig) -> dict[str, _Room]:
+    rooms, formats = dict[str, _Room](), dict[tuple[str, int | None], Any]()
+    for agent, own in language_agents(config).items():
+        provider = config.providers[own.provider]
+        if not isinstance(provider, LocalProvider):
+            continue
+        limit, key = provider.max_length, f"providers.{own.provider}.max_length"
+        if own.model == WORDS:
+            context = provider.word_model.context
+            if limit is None or limit >= context:
+                limit, key = context, f"providers.{own.provider}.word_model.context"
+            rooms[agent] = _Room(
+                f"{key}: got {limit}", "raise it", limit, own.reply_tokens, _words_of_chat, _words, strict=True
+            )
+        elif own.model != DEFAULT:
+            if (own.model, limit) not in formats:
+                formats[own.model, limit] = _format(Path(own.model), limit)
+            if (chat := formats[own.model, limit]) is not None:
+                how = (f"{key}: got {limit}", "raise it")
+                if chat.context != limit:
+                    how = (
+                        f"scenario.agents.{agent}.model: its context is {chat.context}",
+                        "name one with a longer one",
+                    )
+                rooms[agent] = _Room(*how, chat.context, own.reply_tokens, *_counts(chat), strict=False)
+    return rooms
+
+
+def _format(place: Path, limit: int | None) -> Any:
+    """The `ChatFormat` of a model's folder, None for a GGUF file, whose vocabulary takes long to read."""
+    from nip_ray.serving.chat_format import load_format
+    from nip_ray.serving.model_folder import check_architecture, context_of
+
+    found = check_architecture(place)
+    return None if gguf_in(place) is not None else load_format(place, context_of(found, limit))
+
+
+def _counts(chat: Any) -> tuple[Callable[[Chat], int], Callable[[str], int]]:
+    def said(text: str) -> int:
+        return len(chat.reply([{"role": "user", "content": "?"}], text)) - 1
+
+    return lambda messages: len(chat.prompt(messages)), said
+
+
+def _words_of_chat(chat: Chat) -> int:
+    return sum(1 + _words(message["content"]) for message in chat)
+
+
+def _words(text: str) -> int:
+    return len(text.split())
