@@ -72,8 +72,8 @@ def _table(groups: Groups, alone: Groups, published: Mapping[str, float]) -> str
         *(["published"] if published else []),
     ]
     lines = [_line(titles), "|---" * len(titles) + "|"]
-    for case, rows in groups.items():
-        beside = alone.get(case, [])
+    for case in (each for each in ORDER if each in groups or each in alone):
+        rows, beside = groups.get(case, []), alone.get(case, [])
         figures = [_over_seeds([row.get(key) or {} for row in rows]) for key in ("accuracy", "searched")]
         worst = [_over_seeds([row.get(key) or {} for row in rows]) for key in ("soundness_error", "completeness_error")]
         other = [_over_seeds([row.get(key) or {} for row in beside]) for key in ("accuracy", "soundness_error")]
@@ -86,7 +86,9 @@ def _table(groups: Groups, alone: Groups, published: Mapping[str, float]) -> str
 def _difference(rows: Sequence[Row]) -> str:
     """By how much the provers' networks fall short of a search: the median over seeds, the least and the most."""
     found = [row["searched"]["estimate"] - row["accuracy"]["estimate"] for row in rows if row.get("searched")]
-    return f"{median(found):+.3f} ({min(found):+.3f} to {max(found):+.3f})" if found else "-"
+    if not found:
+        return "-"
+    return f"{median(found):+.3f}" + (f" ({min(found):+.3f} to {max(found):+.3f})" if len(found) > 1 else "")
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -156,15 +158,16 @@ def _draw(groups: Groups, alone: Groups, task: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    names = [case for case in ORDER if case in groups or case in alone]
     with matplotlib.rc_context({"svg.hashsalt": "protocols", "font.size": 9}):
         figure, (right, wrong) = pyplot.subplots(
-            1, 2, figsize=(9, 0.42 * len(groups) + 1.4), sharey=True, layout="constrained"
+            1, 2, figsize=(9, 0.42 * len(names) + 1.4), sharey=True, layout="constrained"
         )
-        names = list(groups)
         if task == "gi":
             right.axvspan(BASELINE[1], BASELINE[2], color="0.9", label="verifier alone, fitted")
             right.axvline(BASELINE[0], color="0.6", linewidth=0.8)
-        for at, (case, rows) in enumerate(groups.items()):
+        for at, case in enumerate(names):
+            rows = groups.get(case, ())
             for axes, key in ((right, "accuracy"), (wrong, "soundness_error")):
                 _dots(axes, at - 0.12, [row[key] for row in rows if "estimate" in row[key]], "C0", "recipe")
                 _dots(

@@ -262,7 +262,7 @@ def case_of(folder: Path, trial: str) -> str:
 
 def rounds_of(config: Mapping[str, Any]) -> int:
     """Rounds of an episode, all of which have the same number."""
-    fixed = {"adp": 2, "merlin_arthur": 2, "solo_verifier": 1}
+    fixed = {"adp": 2, "merlin_arthur": 2, "helpful_sneaky": 2, "solo_verifier": 1}
     protocol = config["protocol"]
     return fixed.get(protocol["name"]) or protocol["max_rounds"]
 
