@@ -264,7 +264,7 @@ def test_bad_jobs(client: openai.OpenAI, file_id: str) -> None:
 
 
 def test_settings(tmp_path: Path, default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"config\.json is missing"):
+    with pytest.raises(UserError, match=r"no model here"):
         server_settings(tmp_path, tmp_path / "served")
     with pytest.raises(UserError, match="NIP_TEST_KEY is not set"):
         server_settings(default_dir, tmp_path / "served", api_key_variable="NIP_TEST_KEY")
