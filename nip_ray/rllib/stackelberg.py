@@ -169,19 +169,9 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
             found_A = dice_losses(*shares, *self._clipping(scores), copies=count)
             return {agent: found_A[self._index(agent)] + self._bonus(scores, agent) for agent in data}
 
-        actors, followers, step_sizes, draw = self._rule(list(data), minibatch)
         independent = losses(place_K >= first, total - first) if first < total else None
-        rule = (
-            actors,
-            followers,
-            self.settings,
-            step_sizes,
-            draw,
-            self._sum_over_learners,
-            self._inverses(minibatch),
-            independent,
-        )
-        return directions(losses(place_K < first, first), *rule)
+        shared = self._shared(list(data), minibatch)
+        return directions(losses(place_K < first, first), **shared, independent=independent)
 
     def _published(
         self, data: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
@@ -195,28 +185,15 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
             frames=_live(data, minibatch.all_copies).sum(),
         )
         losses = {agent: losses_A[self._index(agent)] for agent in data}
-        actors, followers, step_sizes, draw = self._rule(list(data), minibatch)
-        return published_directions(
-            losses,
-            score,
-            actors,
-            followers,
-            self.settings,
-            step_sizes,
-            draw,
-            self._sum_over_learners,
-            self._inverses(minibatch),
-        )
+        return published_directions(losses, score, **self._shared(list(data), minibatch))
 
     def _clipping(self, scores: _Scores) -> tuple[Tensor | None, float | None]:
         if self.settings.variant in ("pspg", "pola", "psos"):
             return scores.old_log_prob_KRA, self.settings.clip_epsilon
         return None, None
 
-    def _rule(
-        self, agents: list[str], minibatch: JointMinibatch
-    ) -> tuple[dict[str, list[nn.Parameter]], dict[str, tuple[str, ...]], dict[str, float], torch.Generator]:
-        """Parameters, followers, steps that followers are supposed to take, and the generator of this minibatch."""
+    def _shared(self, agents: list[str], minibatch: JointMinibatch) -> dict[str, Any]:
+        """The arguments of this minibatch that `directions` and `published_directions` share, by name."""
         given, lr = self.settings.shaping_lr, self.iteration_lr
         step_sizes = {agent: given or self.own_lr(agent, lr) * self.step_factors[agent] for agent in agents}
         draw = generator(self.seed, "inverse hessian", minibatch.iteration, minibatch.number, device=self.device)
@@ -226,7 +203,15 @@ class StackelbergLearner(ProtocolLearner[StackelbergSettings]):
         led = leader_follower_map(protocol.agents, sequence, self.settings.mutual)
         # that learn now
         followers = {agent: tuple(other for other in led[agent] if other in agents) for agent in agents}
-        return {agent: self.actors[agent] for agent in agents}, followers, step_sizes, draw
+        return {
+            "parameters": {agent: self.actors[agent] for agent in agents},
+            "followers": followers,
+            "settings": self.settings,
+            "step_sizes": step_sizes,
+            "generator": draw,
+            "reduce": self._sum_over_learners,
+            "inverses": self._inverses(minibatch),
+        }
 
     def _inverses(self, minibatch: JointMinibatch) -> Inverses:
         """Products with inverse Hessians to be used again: nystrom's for some minibatches, the others' never."""
