@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +10,11 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.exports.game import models_at, tested_iteration
+from nip_ray.serving.gguf import converted_name
 from nip_ray.serving.model_folder import ADAPTER, BASE
 from nip_ray.storage.files import sum_of
 from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.model_files import gguf_in
 
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _CARRIED = (".safetensors", ".json", ".jinja", ".txt", ".model")
@@ -38,6 +40,7 @@ def copy_models(folder: RunFolder, config: TextExperimentConfig, target: Path) -
     iteration = tested_iteration(folder.path, config, None)
     names, elsewhere, bases = models_at(folder, iteration), [], list[str]()
     settings = language_agents(config)
+    given = {converted_name(Path(own.model)) for own in settings.values() if gguf_in(Path(own.model)) is not None}
     for group, agents in groups(config).items():
         home = settings[agents[0]].provider
         if not config.providers[home].has_model:
@@ -51,7 +54,7 @@ def copy_models(folder: RunFolder, config: TextExperimentConfig, target: Path) -
             elsewhere.append(group)
             continue
         names[group] = found.name
-        bases += [f"{home}/models/{base}" for base in _copy(found, target / home / "models" / found.name)]
+        bases += [f"{home}/models/{base}" for base in _copy(found, target / home / "models" / found.name, given)]
     files = {str(path.relative_to(target)): sum_of(path) for path in sorted(target.rglob("*")) if path.is_file()}
     return KeptModels(iteration, names, elsewhere, sorted(set(bases)), files)
 
@@ -63,9 +66,9 @@ def with_models(config: TextExperimentConfig, names: Mapping[str, str]) -> TextE
     return config.model_copy(update={"scenario": replace(config.scenario, agents=agents)})
 
 
-def _copy(source: Path, target: Path) -> list[str]:
-    """Copy a model's folder, and the base of its adapters where that stands beside it; returns bases that stand
-    elsewhere."""
+def _copy(source: Path, target: Path, given: Set[str]) -> list[str]:
+    """Copy a model's folder, and the base of its adapters where the run made it; returns the bases that it did not
+    make. given: the names of bases converted from a file of the user's."""
     if target.is_dir():
         return []
     target.mkdir(parents=True)
@@ -83,9 +86,9 @@ def _copy(source: Path, target: Path) -> list[str]:
         return []
     base = (source / json.loads((source / BASE).read_text(encoding="utf-8"))["base"]).resolve()
     (target / BASE).write_text(json.dumps({"base": f"../{base.name}"}) + "\n", encoding="utf-8")
-    if base.parent != source.resolve().parent:
+    if base.parent != source.resolve().parent or base.name in given:
         return [base.name]
-    return _copy(base, target.parent / base.name)
+    return _copy(base, target.parent / base.name, given)
 
 
 def _forget_places(path: Path) -> None:

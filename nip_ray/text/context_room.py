@@ -11,9 +11,8 @@ from nip_ray.config.text_rules import WORDS, language_agents
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, LanguageScenario
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
-from nip_ray.serving.shelf import DEFAULT
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.storage.model_files import gguf_in
+from nip_ray.storage.model_files import gguf_in, is_model
 
 _DIALOGUES = 8
 
@@ -84,7 +83,7 @@ def _rooms(config: TextExperimentConfig) -> dict[str, _Room]:
             rooms[agent] = _Room(
                 f"{key}: got {limit}", "raise it", limit, own.reply_tokens, _words_of_chat, _words, strict=True
             )
-        elif own.model != DEFAULT:
+        elif is_model(Path(own.model)):  # else the default one or, in an export, one that the run made
             if (own.model, limit) not in formats:
                 formats[own.model, limit] = _format(Path(own.model), limit)
             if (chat := formats[own.model, limit]) is not None:
