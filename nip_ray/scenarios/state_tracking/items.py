@@ -33,6 +33,30 @@ class ChainItem:
     y: int
 
 
+@dataclass(frozen=True)
+class Dispute:
+    """The interval that is left of a bisection: its ends, the states committed there, and the one in the middle once it
+    is said."""
+
+    low: int
+    high: int
+    low_state: int
+    high_state: int
+    middle: int | None = None
+
+    @property
+    def halfway(self) -> int:
+        """The place of the middle."""
+        return (self.low + self.high) // 2
+
+    def half(self, right: bool) -> "Dispute":
+        """The half that is kept."""
+        assert self.middle is not None
+        if right:
+            return Dispute(self.halfway, self.high, self.middle, self.high_state)
+        return Dispute(self.low, self.halfway, self.low_state, self.middle)
+
+
 def words_of_chains(length: int) -> tuple[str, ...]:
     """States, places, moves, and a few more."""
     places = map(str, range(max(_PLACES, length) + 1))

@@ -1,9 +1,9 @@
 """State tracking between language models: the same chains, protocols and worst case as between networks, in words.
 
 Decisions that matter here:
-- a chat is one message of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state,
-  place and move: so a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a
-  whole chain, a word for each state);
+- a chat is one message: of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state,
+  place and move, so that a model of fifty thousand parameters can read it; or in English, without the true states, for
+  pretrained models. A reply is a word (of a whole chain, a word for each state);
 - under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`):
   the states committed at its ends, how many moves it has, and the true state in its middle, which provers know (who
   commits is also shown the one from which the claim would follow, and told once it stands by a lie: a lie has to be
@@ -25,6 +25,7 @@ from torch import Tensor
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
 from nip_ray.play.dialogues import rulebook
 from nip_ray.protocols import Protocol
+from nip_ray.scenarios.state_tracking import english
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
 from nip_ray.scenarios.state_tracking.estimates_in_words import EstimatesInWords
 from nip_ray.scenarios.state_tracking.items import (
@@ -33,6 +34,7 @@ from nip_ray.scenarios.state_tracking.items import (
     STATES,
     VERDICTS,
     ChainItem,
+    Dispute,
     chains_of,
     reply_shares,
     words_of_chains,
@@ -50,30 +52,6 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
 
 
-@dataclass(frozen=True)
-class Dispute:
-    """The interval that is left of a bisection: its ends, the states committed there, and the one in the middle once it
-    is said."""
-
-    low: int
-    high: int
-    low_state: int
-    high_state: int
-    middle: int | None = None
-
-    @property
-    def halfway(self) -> int:
-        """The place of the middle."""
-        return (self.low + self.high) // 2
-
-    def half(self, right: bool) -> "Dispute":
-        """The half that is kept."""
-        assert self.middle is not None
-        if right:
-            return Dispute(self.halfway, self.high, self.middle, self.high_state)
-        return Dispute(self.low, self.halfway, self.low_state, self.middle)
-
-
 @dataclass(frozen=True, eq=False)
 class StateTrackingInWords(LanguageScenario):
     """The scenario; `build_language_state_tracking` makes it."""
@@ -83,8 +61,15 @@ class StateTrackingInWords(LanguageScenario):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """States, places, moves, a few more, and the roles that are drawn."""
+        """States, places, moves, a few more, and the roles that are drawn; of English there is no list."""
+        if self.settings.prompts == "english":
+            return ()
         return (*words_of_chains(self.settings.length), *self.protocol.roles)
+
+    @property
+    def fences(self) -> bool:
+        """False: what is sent on is out of `choices`."""
+        return False
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """One message."""
@@ -92,15 +77,18 @@ class StateTrackingInWords(LanguageScenario):
             return self._chat_about(dialogue.item, agent, _dispute(dialogue))
         item, committed = dialogue.item, self._committed(dialogue)
         if agent != self.protocol.verifier:
+            role = self.protocol.role_of(dialogue.seed) if agent in self.protocol.told else None
+            if self.settings.prompts == "english":
+                return self._prover_reads(item, agent, None, committed, role)
             said = [*_known(item, agent == self.seats.committer), "claim", STATES[item.claim]]
             if agent == self.seats.pointer:
                 said += ["committed", *(STATES[state] for state in committed or ())]
-            role = self.protocol.role_of(dialogue.seed) if agent in self.protocol.told else None
             return _message(said if role is None else [role, *said])
         at = None
         if committed is not None and (place := self._pointed_at(dialogue)) is not None:
             at = Dispute(place, place + 1, committed[place], committed[place + 1])
-        return self._overview(item, at, committed if self.seats.pointer is None else None)
+        asks = any(choice not in VERDICTS and choice != "pass" for choice in self.choices(dialogue, agent))
+        return self._overview(item, at, committed if self.seats.pointer is None else None, asks)
 
     def choices(self, dialogue: Dialogue, agent: str) -> tuple[str, ...]:
         """Every word that `agent` may say in the round about to be played (of a chain of states: at each of its
@@ -143,8 +131,10 @@ class StateTrackingInWords(LanguageScenario):
         turn; so that this is about the move which it is shown, the halves before are those with the lie."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
+        ends = rules.rounds_of(self.protocol.verifier or agent, dialogue.seed)[-1]
+        rounds = [r for r in rules.rounds_of(agent, dialogue.seed) if r <= ends]
         finds_lie = self.seats.pointer if self.seats.bisects and agent == self.protocol.verifier else None
-        for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
+        for r in range(random.choice(rounds)):
             turns = []
             for speaker, channels in rules.speakers(r, dialogue.seed).items():
                 if speaker == finds_lie:
@@ -154,7 +144,7 @@ class StateTrackingInWords(LanguageScenario):
                     said = self._warm_reply(dialogue, speaker, random, last=False)
                 turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
-        last = len(dialogue.rounds) == rules.rounds_of(agent, dialogue.seed)[-1]
+        last = len(dialogue.rounds) == rounds[-1]
         return self.chat(dialogue, agent), self._warm_reply(dialogue, agent, random, last)
 
     def exact_figures(self, items: Sequence[ChainItem], probabilities: Probabilities) -> dict[str, float]:
@@ -184,7 +174,7 @@ class StateTrackingInWords(LanguageScenario):
 
     def _questions(self, probabilities: Probabilities, items: Sequence[ChainItem]) -> Tensor:
         """(I, n): how probably the verifier asks for each move."""
-        chats = [self._overview(item, None, None) for item in items]
+        chats = [self._overview(item, None, None, asks=True) for item in items]
         given = probabilities(self.protocol.verifier or "", chats, tuple(map(str, range(self.settings.length))))
         asked_IT = torch.as_tensor(given, dtype=torch.float64)
         return asked_IT / asked_IT.sum(1, keepdim=True).clamp_min(1e-300)
@@ -221,8 +211,13 @@ class StateTrackingInWords(LanguageScenario):
     def _chat_about(self, item: ChainItem, agent: str, at: Dispute) -> Chat:
         """A chat that shows an agent the dispute of a bisection, or the move that it asked for."""
         if not self.seats.bisects:
-            return self._overview(item, at, None)
-        if agent == self.protocol.verifier and at.high - at.low == 1:
+            return self._overview(item, at, None, asks=False)
+        checks = agent == self.protocol.verifier and at.high - at.low == 1
+        if self.settings.prompts == "english":
+            if agent != self.protocol.verifier:
+                return self._prover_reads(item, agent, at, None, None)
+            return _message([english.check(item.moves[at.low], at) if checks else english.halve(at)])
+        if checks:
             return _message(_move(item, at))
         said = ["claim", STATES[at.low_state], STATES[at.high_state], "moves", str(at.high - at.low)]
         if agent == self.seats.committer:
@@ -239,9 +234,20 @@ class StateTrackingInWords(LanguageScenario):
             said += ["true", STATES[item.states[at.halfway]]]
         return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
-    def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
+    def _prover_reads(
+        self, item: ChainItem, agent: str, at: Dispute | None, committed: tuple[int, ...] | None, role: str | None
+    ) -> Chat:
+        """A prover's chat in English."""
+        wish, moves = english.wish_for(self.stance(item, agent, role), role), self.settings.num_generators
+        if agent == self.seats.committer:
+            return _message([english.commit(item, at, moves, wish)])
+        return _message([english.point(item, at, committed, moves, wish)])
+
+    def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None, asks: bool) -> Chat:
         """The verifier's chat but under bisection: the chain, with committed states between its moves, or with one of
-        its moves."""
+        its moves. asks: True where it may ask for one."""
+        if self.settings.prompts == "english":
+            return _message([english.overview(item, at, committed, self.settings.num_generators, asks)])
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):
             said += [MOVES[move]] if committed is None else [MOVES[move], STATES[committed[place]]]

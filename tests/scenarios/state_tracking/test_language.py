@@ -1,6 +1,7 @@
 """State tracking in words: what chats say, which replies count, and that models which read the words well are right."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,9 +14,10 @@ from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.rollout import Dialogue as SaidInSymbols
 from nip_ray.protocols import build
+from nip_ray.scenarios.language_conformance import check_language_scenario
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
-from nip_ray.scenarios.state_tracking.items import STATES, ChainItem, chain_items, read_chain_item
-from nip_ray.scenarios.state_tracking.language import Dispute, _needed, build_language_state_tracking
+from nip_ray.scenarios.state_tracking.items import STATES, ChainItem, Dispute, chain_items, read_chain_item
+from nip_ray.scenarios.state_tracking.language import _needed, build_language_state_tracking
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
@@ -26,9 +28,9 @@ SIZES: dict[str, Any] = {"length": 4, "num_train": 40, "num_test": 12}
 ITEMS = chain_items(LanguageStateTrackingSettings(**SIZES), 0)
 
 
-def scenario(name: str = "bisection", **params: Any) -> Any:
+def scenario(name: str = "bisection", prompts: Any = "words", **params: Any) -> Any:
     params = {"max_rounds": 5, **params} if name == "bisection" else params
-    return build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(**SIZES))
+    return build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(prompts=prompts, **SIZES))
 
 
 def invented(made: LanguageScenario, item: ChainItem, seed: int = 0) -> tuple[Dialogue, list[tuple[str, Chat]]]:
@@ -194,6 +196,50 @@ def test_readers_of_the_words_catch_every_lie() -> None:
     asked = scenario("nip", min_rounds=3, max_rounds=3).exact_figures(ITEMS["test"], read)
     assert asked == {"worst_case/soundness": pytest.approx(1 / 4), "worst_case/completeness": pytest.approx(1)}
     assert scenario("adp").exact_figures(ITEMS["test"], read) == {}
+
+
+def worked_out(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
+    """Agents that follow the moves as the English describes them."""
+    shares = []
+    for chat in chats:
+        text = chat[0]["content"]
+        moves = {
+            move: dict(re.findall(r"(\w) to (\w)", ways))
+            for move, ways in re.findall(r"Move (m\d) takes it from ([^.]*)\.", text)
+        }
+        if agent == "verifier":
+            (move, before, after), *_ = re.findall(r"right that (m\d) takes it from (\w) to (\w)\?", text)
+            right = "accept" if moves[move][before] == after else "reject"
+        else:
+            (state,) = re.findall(r"starts in box (\w)", text)
+            place, halfway = 0, int(re.findall(r"before move (\d+)", text)[-1])
+            for place, move in re.findall(r"(\d) (m\d)", text):
+                state = state if int(place) >= halfway else moves[move][state]
+            said = re.findall(r"prover says that before move \d+ it is in box (\w)", text)
+            right = state if not said else "right" if said == [state] else "left"
+        shares.append([float(reply == right) for reply in replies])
+    return shares
+
+
+def test_english_holds_all_that_a_prover_needs() -> None:
+    figures = scenario(prompts="english").exact_figures(ITEMS["test"], worked_out)
+    assert figures == {"worst_case/soundness": pytest.approx(1), "worst_case/completeness": pytest.approx(1)}
+
+
+@pytest.mark.parametrize(("name", "params"), [one for one in PLAYED if one[0] != "prover_estimator"], ids=str)
+def test_english_is_a_scenario_under_every_protocol(name: str, params: dict[str, Any]) -> None:
+    made = scenario(name, prompts="english", **params)
+    check_language_scenario(made.settings, made.protocol)
+    for item in ITEMS["test"]:
+        dialogue, shown = invented(made, item, item.id)
+        assert not any(turn.retries or turn.invalid for turns in dialogue.rounds for turn in turns)
+        states = "|".join(STATES[state] for state in item.states[1:-1])
+        assert not any(re.search(f"(true|truth|needed).* ({states})\\b", chat[0]["content"]) for _, chat in shown)
+
+
+def test_the_estimator_knows_words_only() -> None:
+    with pytest.raises(UserError, match=r"scenario.prompts: got english, but prover_estimator"):
+        scenario("prover_estimator", prompts="english", max_rounds=7)
 
 
 def test_warm_examples_are_chains_and_labels() -> None:
