@@ -1,14 +1,14 @@
-"""A scenario of your own for language models: is a sum what somebody claims it to be? The prover is told the answer,
-the verifier is not.
+"""A custom scenario for language models: is a product what it is claimed to be? Multiplying two numbers is hard for a
+small model; checking one of the products of which a prover says that they add up is easier.
 
 `examples/own_language_scenario.yaml` plays it: nip-ray train examples/own_language_scenario.yaml
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn
 from nip_ray.play.dialogues import rulebook
 from nip_ray.plugins import register_language_scenario
 from nip_ray.protocols import CONTINUE, DECISIONS
@@ -20,13 +20,12 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """Sums and what they are claimed to be: what a config can say of them."""
+    """Products of two numbers and their claimed values."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["arithmetic_claim"] = option("arithmetic_claim", "The task.")
-    num_terms: int = option(3, "Numbers to add.", ge=2)
-    largest: int = option(99, "The largest of them.", ge=9)
+    largest: int = option(99, "The largest factor; the smallest is 11.", ge=19, le=99)
     num_train: int = option(64, "Training items.", ge=2)
     num_test: int = option(32, "Held-out items.", ge=2)
     agents: dict[str, LanguageAgentSettings] = option(
@@ -40,50 +39,47 @@ class Claim:
 
     id: int
     y: int
-    terms: str
-    total: int
+    factors: tuple[int, int]
     claimed: int
+
+    def __str__(self) -> str:
+        return f"{self.factors[0]} times {self.factors[1]} is {self.claimed}"
 
 
 def claims(settings: ClaimSettings, seed: int) -> dict[str, list[Claim]]:
-    """Every other claim is off by a little; no sum stands in both splits."""
-    random, seen, made = Random(stable_seed(seed, "arithmetic claims")), set[str](), []
+    """Every other claim is off by some tens, so that its last digit is right; no product is in both splits."""
+    random, seen, made = Random(stable_seed(seed, "arithmetic claims")), set[tuple[int, ...]](), []
     while len(made) < settings.num_train + settings.num_test:
-        numbers = [random.randint(1, settings.largest) for _ in range(settings.num_terms)]
-        terms, total, y = " + ".join(map(str, numbers)), sum(numbers), len(made) % 2
-        off = 0 if y else random.choice([-10, -2, -1, 1, 2, 10])
-        if terms not in seen:
-            seen.add(terms)
-            made.append(Claim(len(made), y, terms, total, total + off))
+        one, two = random.randint(11, settings.largest), random.randint(11, settings.largest)
+        y, off = len(made) % 2, random.choice([*range(-50, 0, 10), *range(10, 60, 10)])
+        if (pair := tuple(sorted((one, two)))) not in seen:
+            seen.add(pair)
+            made.append(Claim(len(made), y, (one, two), one * two + (0 if y else off)))
     return {"train": made[: settings.num_train], "test": made[settings.num_train :]}
 
 
 class ArithmeticClaim(LanguageScenario):
-    """A verifier replies accept, reject, or a question that begins with "ask:"; a prover whatever it likes."""
+    """A verifier replies accept, reject, or a question that begins with "ask:"; a prover replies with any text."""
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """The task, then round after round the agent's own replies and what others wrote in the channels that it
-        sees."""
+        """The task, then by round the agent's own replies and the messages in the channels that it sees."""
         chat: Chat = [{"role": "system", "content": self._task(dialogue.item, agent)}]
-        for turns in dialogue.rounds:
-            for turn in turns:
-                if turn.agent == agent:
-                    chat += [] if turn.invalid else [{"role": "assistant", "content": turn.raw}]
-                else:
-                    heard = [text for channel, text in turn.messages.items() if channel in self.protocol.sees[agent]]
-                    chat += [
-                        {"role": "user", "content": text or "(nothing)", "name": turn.agent}
-                        for text in dict.fromkeys(heard)
-                    ]
+        for turn in (turn for turns in dialogue.rounds for turn in turns):
+            if turn.agent == agent:
+                chat += [] if turn.invalid else [{"role": "assistant", "content": turn.raw}]
+            else:
+                seen = [text for channel, text in turn.messages.items() if channel in self.protocol.sees[agent]]
+                chat += [
+                    {"role": "user", "content": text or "(nothing)", "name": turn.agent} for text in dict.fromkeys(seen)
+                ]
         return chat
 
     def _task(self, item: Claim, agent: str) -> str:
-        claim = f"Somebody claims that {item.terms} = {item.claimed}."
         if agent in self.protocol.deciders:
-            return f'{claim} Is that right? Reply "accept", "reject", or "ask:" and a question.'
+            return f'Claim: {item}. Is it right? Reply "accept", "reject", or "ask:" and a question.'
         stance = self.stance(item, agent)
-        wish = "" if stance is None else f" You want the verifier to {DECISIONS[stance]} the claim."
-        return f"{claim} You know that {item.terms} = {item.total}.{wish} Answer in a sentence."
+        wish = "" if stance is None else f" You want the verifier to {DECISIONS[stance]} it."
+        return f"Claim: {item}.{wish} Show the products that add up, such as: {_products(12, 34, 0)}."
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
         """Raises InvalidReply for a verifier's reply of another form, and for an empty one."""
@@ -95,24 +91,48 @@ class ArithmeticClaim(LanguageScenario):
                 raise InvalidReply("expected accept, reject or ask:")
             text = text[len("ask:") :].strip()
         if not text:
-            raise InvalidReply("nothing was said")
+            raise InvalidReply("expected some text")
         channels = rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
         return Parsed(dict.fromkeys(channels, text))
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
-        """A number, asked for or told; a verifier decides twice out of three times."""
-        random = Random(
-            stable_seed(seed, "arithmetic claims", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent)
-        )
-        number = random.randint(1, self.settings.largest)
+        """Products of random numbers; a verifier decides two times out of three."""
+        random = Random(stable_seed(seed, "claims", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent))
+        one, two = random.randint(11, 99), random.randint(11, 99)
         if agent not in self.protocol.deciders:
-            return f"It is {number}."
-        return random.choice(["accept", "reject", f"ask: Is it {number}?"])
+            return _products(one, two, 0)
+        return random.choice(["accept", "reject", f"ask: What is {one} times {two}?"])
+
+    def warm_example(self, item: Claim, agent: str, seed: int) -> tuple[Chat, str]:
+        """The products, of a false claim with a lie in one of them; the right verdict on what a prover showed."""
+        random = Random(stable_seed(seed, "warm example", item.id, agent))
+        lie = _products(*item.factors, item.claimed, random.random() < 0.5)
+        dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
+        decides, rounds = agent in self.protocol.deciders, rules.rounds_of(agent, dialogue.seed)
+
+        def shown(speaker: str) -> str:
+            return lie if self.stance(item, speaker) else _products(*item.factors, 0)
+
+        for r in range(rounds[-1] if decides else rounds[0] if rounds else 0):
+            turns = []
+            for speaker, channels in rules.speakers(r, dialogue.seed).items():
+                said = "Which products?" if speaker in self.protocol.deciders else shown(speaker)
+                turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
+            dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
+        return self.chat(dialogue, agent), DECISIONS[item.y] if decides else shown(agent)
+
+
+def _products(one: int, two: int, claimed: int, first: bool = True) -> str:
+    """By the tens and the ones of `two`. claimed: their sum, from a lie about one of them; 0 for the true products."""
+    tens, ones = one * (two - two % 10), one * (two % 10)
+    off = claimed - tens - ones if claimed else 0
+    tens, ones = (tens + off, ones) if first else (tens, ones + off)
+    return f"{one} x {two - two % 10} = {tens}, {one} x {two % 10} = {ones}"
 
 
 def read_claim(record: Any) -> Claim:
     """A claim from its record in a run folder."""
-    return Claim(**record)
+    return Claim(**{**record, "factors": tuple(record["factors"])})
 
 
 register_language_scenario(LanguageScenarioKind(ClaimSettings, ArithmeticClaim, claims, read_claim))

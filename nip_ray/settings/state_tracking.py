@@ -69,7 +69,7 @@ class LanguageStateTrackingSettings(ChainSettings):
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
-    prompts: Literal["words", "english"] = option(
+    wording: Literal["words", "english"] = option(
         "words",
         "A few words of a closed list, with the true states for provers; or English, from which provers work them out.",
     )
@@ -96,5 +96,5 @@ def chain_faults(settings: ChainSettings, protocol: str, max_rounds: int) -> Ite
             f"scenario.length: got {settings.length}, but {protocol} in {max_rounds} rounds comes down to one move of "
             f"{2 ** (max_rounds // turns)}, make it so or set protocol.max_rounds to {turns} log2(length) + 1"
         )
-    if protocol == "prover_estimator" and getattr(settings, "prompts", "words") != "words":
-        yield "scenario.prompts: got english, but prover_estimator is played in words only, use words"
+    if protocol == "prover_estimator" and getattr(settings, "wording", "words") != "words":
+        yield "scenario.wording: got english, but prover_estimator is played in words only, use words"

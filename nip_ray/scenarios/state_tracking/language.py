@@ -62,7 +62,7 @@ class StateTrackingInWords(LanguageScenario):
     @property
     def words(self) -> tuple[str, ...]:
         """States, places, moves, a few more, and the roles that are drawn; of English there is no list."""
-        if self.settings.prompts == "english":
+        if self.settings.wording == "english":
             return ()
         return (*words_of_chains(self.settings.length), *self.protocol.roles)
 
@@ -78,7 +78,7 @@ class StateTrackingInWords(LanguageScenario):
         item, committed = dialogue.item, self._committed(dialogue)
         if agent != self.protocol.verifier:
             role = self.protocol.role_of(dialogue.seed) if agent in self.protocol.told else None
-            if self.settings.prompts == "english":
+            if self.settings.wording == "english":
                 return self._prover_reads(item, agent, None, committed, role)
             said = [*_known(item, agent == self.seats.committer), "claim", STATES[item.claim]]
             if agent == self.seats.pointer:
@@ -213,7 +213,7 @@ class StateTrackingInWords(LanguageScenario):
         if not self.seats.bisects:
             return self._overview(item, at, None, asks=False)
         checks = agent == self.protocol.verifier and at.high - at.low == 1
-        if self.settings.prompts == "english":
+        if self.settings.wording == "english":
             if agent != self.protocol.verifier:
                 return self._prover_reads(item, agent, at, None, None)
             return _message([english.check(item.moves[at.low], at) if checks else english.halve(at)])
@@ -246,7 +246,7 @@ class StateTrackingInWords(LanguageScenario):
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None, asks: bool) -> Chat:
         """The verifier's chat but under bisection: the chain, with committed states between its moves, or with one of
         its moves. asks: True where it may ask for one."""
-        if self.settings.prompts == "english":
+        if self.settings.wording == "english":
             return _message([english.overview(item, at, committed, self.settings.num_generators, asks)])
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):

@@ -28,9 +28,9 @@ SIZES: dict[str, Any] = {"length": 4, "num_train": 40, "num_test": 12}
 ITEMS = chain_items(LanguageStateTrackingSettings(**SIZES), 0)
 
 
-def scenario(name: str = "bisection", prompts: Any = "words", **params: Any) -> Any:
+def scenario(name: str = "bisection", wording: Any = "words", **params: Any) -> Any:
     params = {"max_rounds": 5, **params} if name == "bisection" else params
-    return build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(prompts=prompts, **SIZES))
+    return build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(wording=wording, **SIZES))
 
 
 def invented(made: LanguageScenario, item: ChainItem, seed: int = 0) -> tuple[Dialogue, list[tuple[str, Chat]]]:
@@ -222,13 +222,13 @@ def worked_out(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> lis
 
 
 def test_english_holds_all_that_a_prover_needs() -> None:
-    figures = scenario(prompts="english").exact_figures(ITEMS["test"], worked_out)
+    figures = scenario(wording="english").exact_figures(ITEMS["test"], worked_out)
     assert figures == {"worst_case/soundness": pytest.approx(1), "worst_case/completeness": pytest.approx(1)}
 
 
 @pytest.mark.parametrize(("name", "params"), [one for one in PLAYED if one[0] != "prover_estimator"], ids=str)
 def test_english_is_a_scenario_under_every_protocol(name: str, params: dict[str, Any]) -> None:
-    made = scenario(name, prompts="english", **params)
+    made = scenario(name, wording="english", **params)
     check_language_scenario(made.settings, made.protocol)
     for item in ITEMS["test"]:
         dialogue, shown = invented(made, item, item.id)
@@ -238,8 +238,8 @@ def test_english_is_a_scenario_under_every_protocol(name: str, params: dict[str,
 
 
 def test_the_estimator_knows_words_only() -> None:
-    with pytest.raises(UserError, match=r"scenario.prompts: got english, but prover_estimator"):
-        scenario("prover_estimator", prompts="english", max_rounds=7)
+    with pytest.raises(UserError, match=r"scenario.wording: got english, but prover_estimator"):
+        scenario("prover_estimator", wording="english", max_rounds=7)
 
 
 def test_warm_examples_are_chains_and_labels() -> None:
