@@ -11,19 +11,21 @@ from nip_ray.serving import packaged
 
 
 def test_bad_input_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = replace(packaged.PACKAGED["smollm2-135m"], module="no_such_package")
+    missing = replace(packaged.PACKAGED["smollm2-135m"], parts=(("no_such_package", "no.gguf"),))
     monkeypatch.setitem(packaged.PACKAGED, "smollm2-135m", missing)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     (tmp_path / "junk.gguf").write_text("junk")
-    for name, out, said in (
+    for name, out, said, *more in (
         ("smollm2-135m", "new", "smollm2-135m needs the package that carries it"),
-        ("smollm", "new", "smollm: no such model; expected smollm2-135m, or the path of a .gguf file"),
+        ("smollm", "new", "smollm: no such model; expected smollm2-135m, gemma3-270m, or the path of a .gguf file"),
         ("smollm2-135m", "full", "is there already and holds no model"),
+        ("smollm2-135m", "new", "has a template, leave it out", "--chat-template", str(tmp_path / "junk.gguf")),
+        ("smollm2-135m", "new", "gone.jinja: is not a file", "--chat-template", str(tmp_path / "gone.jinja")),
         (str(tmp_path / "junk.gguf"), "new", "junk.gguf: is not a GGUF file"),
         (str(tmp_path / "gone.gguf"), "new", "gone.gguf: no model here"),
     ):
-        done = CliRunner().invoke(app, ["model", name, "--out", str(tmp_path / out)])
+        done = CliRunner().invoke(app, ["model", name, "--out", str(tmp_path / out), *more])
         assert done.exit_code == 2, done.output
         assert said in done.stderr
         assert len(done.stderr.splitlines()) == 1

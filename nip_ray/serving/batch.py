@@ -31,6 +31,7 @@ from nip_ray.serving.grammar import Grammar, Writer
 from nip_ray.serving.sampling import draw, stream, uniforms
 from nip_ray.serving.slots import Slots
 from nip_ray.serving.stream import TextStream
+from nip_ray.serving.windows import layer_masks, refuse_other_layers
 
 PREFILL = 4096
 """The most tokens of prompts in one forward pass."""
@@ -67,14 +68,7 @@ class ContinuousBatch:
 
     def __init__(self, model: Any, chat: ChatFormat, num_slots: int) -> None:
         """Raises UserError for a model that it cannot run."""
-        # slots hold all keys of all layers, and layers that forget (sliding windows, recurrent states) want other
-        # caches
-        others = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
-        if others:
-            folder = chat.tokenizer.name_or_path
-            raise UserError(
-                f"{folder}: this engine runs models with full attention, not {sorted(others)}; serve this one by vLLM"
-            )
+        refuse_other_layers(model.config, chat.tokenizer.name_or_path)
         self.model, self.chat = model, chat
         # without adapters, which hide what it takes
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -210,10 +204,10 @@ class ContinuousBatch:
         ids_BQ, position_BQ = ids_BQ.to(device), position_BQ.to(device)
         self._slots.place(first, position_BQ, width)
         seen_BQ = position_BQ.clamp(min=0)
-        mask = torch.arange(width, device=device) <= seen_BQ[:, None, :, None]  # (B, 1, Q, T)
+        distance = seen_BQ[:, None, :, None] - torch.arange(width, device=device)  # (B, 1, Q, T)
         out = self.model(
             input_ids=ids_BQ,
-            attention_mask=mask,
+            attention_mask=layer_masks(self.model.config, distance >= 0, distance),
             position_ids=seen_BQ,
             use_cache=True,
             logits_to_keep=1,

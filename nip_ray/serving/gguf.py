@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,22 @@ from nip_ray.serving.default_model import save_once
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.model_folder import first_line
 from nip_ray.storage.gguf_header import gguf_header
-from nip_ray.storage.model_files import model_fault
+from nip_ray.storage.model_files import NEEDS_GGUF, NO_TEMPLATE, model_fault
 
 
-def convert_gguf(file: Path, folder: Path) -> Path:
+def convert_gguf(file: Path, folder: Path, template: str | None = None) -> Path:
     """Write the model and tokenizer in `file` to `folder`, unless there is a model; returns the folder.
+
+    template: a chat template, in place of the file's.
 
     Raises UserError for a file that cannot be read, an architecture that transformers does not read, a tokenizer
     without chat template, and where the package gguf is missing.
     """
-    if (fault := model_fault(file)) is not None:
+    if (fault := model_fault(file)) is not None and not (fault == NO_TEMPLATE and template is not None):
         raise UserError(f"{file}: {fault}")
-    return save_once(folder, lambda: _read(file))
+    if find_spec("gguf") is None:
+        raise UserError(f"{file}: {NEEDS_GGUF}")
+    return save_once(folder, lambda: _read(file, template))
 
 
 def converted_name(file: Path) -> str:
@@ -48,9 +53,10 @@ def _tokenizer(file: Path) -> Any:
     return tokenizer
 
 
-def _read(file: Path) -> tuple[Any, Any]:
+def _read(file: Path, template: str | None) -> tuple[Any, Any]:
     """(tokenizer, model)"""
     auto, tokenizer = local_llm("transformers").AutoModelForCausalLM, _tokenizer(file)
+    tokenizer.chat_template = template or tokenizer.chat_template
     read = _reading(file, auto.from_pretrained, dtype="float32")
     kept = {
         key: value

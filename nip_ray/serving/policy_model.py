@@ -48,6 +48,7 @@ from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.memory import kept_bytes, refuse_pass
 from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, lora_config, name_base, save_model
+from nip_ray.serving.windows import layer_masks
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place
@@ -166,9 +167,11 @@ class PolicyModel:
 
     def _log_probs(self, part: Part, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """(log_prob_E, entropy_E) of a part's tokens."""
-        seen = (
-            {} if part.seen_RLL is None else {"attention_mask": part.seen_RLL[:, None], "position_ids": part.place_RL}
-        )
+        seen = {}
+        if part.seen_RLL is not None and part.place_RL is not None:
+            distance_RLL = part.place_RL[:, :, None] - part.place_RL[:, None, :]
+            mask = layer_masks(self._model.config, part.seen_RLL[:, None], distance_RLL[:, None])
+            seen = {"attention_mask": mask, "position_ids": part.place_RL}
         out = self._model(input_ids=part.ids_RL, use_cache=False, logits_to_keep=part.column_C, **seen)
         logits_EV = out.logits[part.row_E, part.column_E]
         return log_probs_and_entropy(logits_EV, part.token_E, part.temperature_E[:, None], entropy_gradient)

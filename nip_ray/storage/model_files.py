@@ -8,7 +8,10 @@ from nip_ray.errors import UserError
 from nip_ray.storage.gguf_header import gguf_header
 
 NEEDS_GGUF = "the package gguf, which reads it, is missing, install it (pip install 'gguf>=0.19,<1') or name a folder"
-NO_TEMPLATE = "its tokenizer has no chat template, name a model that was made to chat"
+NO_TEMPLATE = (
+    "its tokenizer has no chat template, name a model that was made to chat, or convert a GGUF file by"
+    " `nip-ray model FILE --chat-template TEMPLATE`"
+)
 
 
 def gguf_in(place: Path) -> Path | None:

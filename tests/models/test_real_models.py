@@ -1,4 +1,4 @@
-"""SmolLM2-135M through what exists: conversion, tokens, play, learning, and what both compute."""
+"""SmolLM2-135M, and Gemma 3 270M beside it: conversion, tokens, play, learning; sampler and learner agree."""
 
 import json
 from pathlib import Path
@@ -127,6 +127,19 @@ def test_a_resumed_run_is_undisturbed_to_the_bit(smollm2: Path, tmp_path: Path) 
     rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
     assert all(row[f"learn/{agent}/logprob_difference"] < 1e-4 for row in rows for agent in ("prover0", "verifier"))
     assert torch.isfinite(torch.tensor([row["learn/verifier/loss"] for row in rows])).all()
+
+
+def test_two_families_learn_against_each_other(smollm2: Path, gemma3: Path, tmp_path: Path) -> None:
+    """Two tokenizers and two chat templates in one dialogue; one model has layers that see 512 tokens only."""
+    rule = {"name": "policy_gradient", "rollouts_per_iteration": 4, "group_size": 2, "learning_rate": 1e-3}
+    config = state_tracking(smollm2, **rule, warmup_steps=4, warmup_batch_size=4)
+    speaks = config["scenario"]["agents"]["_default"]
+    config["scenario"]["agents"] |= {name: speaks | {"model": str(gemma3)} for name in ("prover0", "verifier")}
+    config["scenario"]["wording"] = "english"
+    run_experiment(config_from_dict({**config, "iterations": 1}), tmp_path / "run", quiet=True)
+    (row,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(row[f"learn/{agent}/logprob_difference"] < 1e-4 for agent in ("prover0", "prover1", "verifier"))
+    assert all(row[f"learn/{agent}/grad_norm"] > 0 for agent in ("prover0", "prover1", "verifier"))
 
 
 @pytest.mark.usefixtures("ray_session")
