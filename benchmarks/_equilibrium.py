@@ -126,8 +126,7 @@ class GameTree:
 
     def _strategies(self, a: int) -> Tensor:
         """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l. Those that differ only where
-        their own choices never lead are one.
-        """
+        their own choices never lead are one."""
         path: list[tuple[Tensor, Tensor]] = []  # of an information set: leaves that pass it, what was chosen there
         up = torch.arange(len(self.levels[-1].luck_N))
         for number in range(len(self.levels) - 1, 0, -1):
@@ -236,8 +235,7 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
 
 def _information_sets(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], past_NA: Tensor) -> Tensor:
     """(N, A): numbers of information sets, equal where an agent sees the same, -1 where it has no turn. past_NA: what
-    it saw and did before, by number.
-    """
+    it saw and did before, by number."""
     set_NA = torch.full((len(play.id_B), len(play.protocol.agents)), -1)
     for agent, (copy_N, _) in asked.items():
         a = play.protocol.agents.index(agent)

@@ -14,8 +14,7 @@ from nip_ray.redaction import Redactor
 
 class UserError(Exception):
     """A mistake in a config, a file or a command line, or several, an argument each. The command line prints them on
-    one line and exits with code 2.
-    """
+    one line and exits with code 2."""
 
     def __str__(self) -> str:
         return _without_secrets("; ".join(map(str, self.args)))
@@ -36,8 +35,7 @@ class LearnerLost(TrainingError):
 
 def refuse_faults(what: str, *checks: Callable[[], Iterable[str]]) -> None:
     """Raise one UserError that lists what the first of these checks that finds anything finds wrong with `what`; later
-    ones would only repeat it. Return quietly where none does.
-    """
+    ones would only repeat it. Return quietly where none does."""
     for check in checks:
         if faults := list(dict.fromkeys(check())):
             raise UserError(f"{what}: {'; '.join(faults)}")

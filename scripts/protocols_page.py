@@ -22,8 +22,7 @@ _WIDTH = 118
 @dataclass(frozen=True)
 class Entry:
     """What the page shows under one heading: a protocol with these parameters. known: what theory says of its
-    equilibrium, with the source; read by people alone.
-    """
+    equilibrium, with the source; read by people alone."""
 
     name: str
     known: str

@@ -1,9 +1,8 @@
 """The command line: `nip-ray VERB`. Thin: every verb checks its arguments, calls one function of another room and
 prints what it returns.
 
-Nothing heavy is imported before a verb needs it, so that `--help` and a refused config are instant.
-Exit codes: 0 done, 1 training went wrong, 2 the user's mistake (one line that says what would be right), 130
-interrupted.
+Nothing heavy is imported before a verb needs it, so that `--help` and a refused config are instant. Exit codes: 0 done,
+1 training went wrong, 2 the user's mistake (one line that says what would be right), 130 interrupted.
 
 Decisions that matter here:
 

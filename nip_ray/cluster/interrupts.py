@@ -39,8 +39,7 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def interruptible() -> Iterator[None]:
     """While this holds, all three signals raise `Interrupted` in the main thread. Within another such block, or in
-    another thread: nothing.
-    """
+    another thread: nothing."""
     global _noted, _last
     if _installed or threading.current_thread() is not threading.main_thread():
         yield
@@ -93,8 +92,7 @@ def kept() -> Iterator[None]:
 @contextmanager
 def finishing() -> Iterator[None]:
     """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds
-    wherever it is. Within another such block: nothing, the other one's end counts.
-    """
+    wherever it is. Within another such block: nothing, the other one's end counts."""
     global _finishing
     if _finishing:
         yield

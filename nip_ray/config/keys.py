@@ -28,8 +28,7 @@ _TAG = "name"  # the key that says which member of a union is meant
 @dataclasses.dataclass(frozen=True)
 class Key:
     """One key of a settings class. bounds: pydantic's words (`ge`, `lt`, `min_length`, `pattern` ...) and their values.
-    meaning: what it means for the machinery, see `nip_ray.settings.options`.
-    """
+    meaning: what it means for the machinery, see `nip_ray.settings.options`."""
 
     name: str
     annotation: Any

@@ -96,8 +96,7 @@ def load_config(
 @contextmanager
 def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
     """Put the file's `name` before the faults of a UserError, "command line" before those of a key that `overrides`
-    set, both before those of another key that speak of one that `overrides` set.
-    """
+    set, both before those of another key that speak of one that `overrides` set."""
     keys = [override.partition("=")[0].strip() for override in overrides]
     above = {key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)}
     patterns = [f"^{re.escape(key)}(?!\\w)" for key in keys] + [f"^{re.escape(key)}: unknown key" for key in above]
@@ -380,8 +379,7 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
 
 def _merged(old: Any, new: Any) -> Any:
     """`new` laid over `old` where both are mappings. It replaces `old` where it is empty, where `name` says that it is
-    of another kind, and where both are a single list under different keys: a sweep's search spaces.
-    """
+    of another kind, and where both are a single list under different keys: a sweep's search spaces."""
     if not (isinstance(old, dict) and isinstance(new, dict) and new):
         return new
     spaces = len(old) == len(new) == 1 and all(isinstance(item, list) for item in (*old.values(), *new.values()))

@@ -93,8 +93,7 @@ def _place(config: TextExperimentConfig, agent: str) -> str:
 
 def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
     """It has no zero knowledge, and a verifier where that is to learn the truth; for code validation it has prompts,
-    and random stances only where a stance can differ.
-    """
+    and random stances only where a stance can differ."""
     name, table = config.protocol.name, known_table(config)
     if config.protocol.zero_knowledge and not without_verifier(config):
         yield "protocol.zero_knowledge: not available for language models, set it to false"

@@ -54,8 +54,7 @@ class Transition:
 class Agent(Protocol):
     """A learner. In each timestep a driver calls, in this order: `pre_interaction`, `act`, (the environment),
     `record_transition`, `track_data` for the environment's infos, `post_interaction`. Timesteps count from 0;
-    `timesteps` is how many there will be in all.
-    """
+    `timesteps` is how many there will be in all."""
 
     observation_space: Any  # of one copy; a mapping of players for a multi-agent learner
     action_space: Any

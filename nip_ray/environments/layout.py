@@ -12,8 +12,7 @@ from nip_ray.play.scenario import Scenario
 @dataclass(frozen=True)
 class Layout:
     """How a turn is laid out: F message factors over S symbols, F linear factors over D symbols (0: none), a decision
-    out of so many or none (0).
-    """
+    out of so many or none (0)."""
 
     factors: int
     symbols: int

@@ -129,8 +129,7 @@ class SinglePlay:
 
     def info(self, agent: str) -> dict[str, Any]:
         """Plain values beside the agent's observation: "instance", "turn", "illegal", and at the end of a proof "label"
-        and "verdict", "votes" of a panel, and "role" where one was drawn.
-        """
+        and "verdict", "votes" of a panel, and "role" where one was drawn."""
         told = {"instance": int(self.play.id_B[0]), "turn": agent in self.turns, "illegal": agent in self.illegal}
         words = self.protocol.verdict_words
         if self.play.finished and self.protocol.verifier is not None:

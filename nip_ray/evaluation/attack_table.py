@@ -42,8 +42,7 @@ also ever_wrong: against any of them, and every_wrong, every_fooled: whatever is
 @dataclass
 class AttackTable:
     """The document of an attack, goal by goal. how: what stands in the table of each goal besides: verifier, seed,
-    settings. latest: see `strongest`.
-    """
+    settings. latest: see `strongest`."""
 
     protocol: Protocol
     how: Mapping[str, Any]
@@ -159,8 +158,7 @@ def refuse_unfit(protocol: Protocol) -> None:
 def attacked_goals(protocol: Protocol, settings: AttackSettings) -> tuple[str, ...]:
     """What the settings ask for, or else the goals that some prover is paid for; soundness where nobody is paid for
     either. With more than two verdicts: the soundness of each that some prover is paid for, of all where nobody is paid
-    for any. Raises UserError for a goal that there is not.
-    """
+    for any. Raises UserError for a goal that there is not."""
     if not protocol.two_verdicts:
         if settings.goals is not None and set(settings.goals) - {"soundness"}:
             raise UserError(

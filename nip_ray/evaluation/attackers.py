@@ -42,8 +42,7 @@ class Attacker:
     """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent, manual or
     search. size, seed: of a trained one. greedy: its most likely lies. iterations: how long it was trained. curve: its
     mean pay in each of them. budget: with extensions, what it came to after each of them. start, search: of one who
-    searches, from whom it goes on, and what it came to after so many tries.
-    """
+    searches, from whom it goes on, and what it came to after so many tries."""
 
     name: str
     kind: str
@@ -92,8 +91,7 @@ def silence(turn: Turn) -> Action:
 class Target:
     """Whom an attack is against, and what for. others: everybody who does not attack, as they finished their training.
     wanted: the verdict that attackers are paid for. ids: the training instances that they learn on. roles: that
-    episodes draw then, () where none are drawn.
-    """
+    episodes draw then, () where none are drawn."""
 
     scenario: Scenario
     others: Mapping[str, nn.Module]

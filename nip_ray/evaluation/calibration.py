@@ -44,8 +44,7 @@ Array = npt.NDArray[np.float64]
 
 def calibration(staged: Staged, seed: int) -> dict[str, Any]:
     """{"brier", "ece", "undecided"} as records, "selective" (`nip_ray.evaluation.selective`), and "bins": a list of
-    {"from", "to", "confidence", "positive"}, empty bins left out.
-    """
+    {"from", "to", "confidence", "positive"}, empty bins left out."""
     graded_N, y_N = graded_verdicts(staged)
     count = staged.rollout.num_copies
     found: dict[str, Any] = {
@@ -89,8 +88,7 @@ def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
 
 def graded_verdicts(staged: Staged) -> tuple[Array, Array]:
     """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one. With more than two
-    verdicts: of the verdict itself, and whether it is right. Under a panel's mean: the mean.
-    """
+    verdicts: of the verdict itself, and whether it is right. Under a panel's mean: the mean."""
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     decided_B = rollout.verdict_B != chance_BRD.shape[-1] - 1
     if staged.stated_B is not None:

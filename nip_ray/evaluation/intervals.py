@@ -28,8 +28,7 @@ LEVEL = 0.95
 @dataclass(frozen=True)
 class Mean:
     """A mean or a share of n trials with its interval. That of a mean is None where the values say nothing of their
-    spread: fewer than two, or all equal. Of a share without trials `estimate` is None and the interval is [0, 1].
-    """
+    spread: fewer than two, or all equal. Of a share without trials `estimate` is None and the interval is [0, 1]."""
 
     estimate: float | None
     lower: float | None

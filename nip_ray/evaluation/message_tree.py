@@ -37,8 +37,7 @@ class TooManyNodes(Exception):
 
 def exact_for(protocol: Protocol) -> bool:
     """True if a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast
-    before, and an attacker who chooses its side must do so in the first round, with nobody beside it.
-    """
+    before, and an attacker who chooses its side must do so in the first round, with nobody beside it."""
     if protocol.chooser is not None and {agent for agent, _ in protocol.turns[0][0]} != {protocol.chooser}:
         return False
     if protocol.panel is None:

@@ -88,8 +88,7 @@ def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int
 
 def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
     """Group -> the model that speaks for it in an export, or that spoke for it when `iteration` (from 1) was tested; of
-    runs that learn from tokens, at the end.
-    """
+    runs that learn from tokens, at the end."""
     if (folder.path / EXPORTED).is_file():
         return dict(read_export(folder)["models"])
     state = load_state(folder)

@@ -24,8 +24,7 @@ _CARRIED = (".safetensors", ".json", ".jinja", ".txt", ".model")
 class KeptModels:
     """iteration: of whose test they are. names: group -> model. elsewhere: those groups whose weights a provider has.
     bases: places in the export of models that the run did not make, by themselves or under adapters; they are not
-    copied. files: path in the export -> SHA-256 sum.
-    """
+    copied. files: path in the export -> SHA-256 sum."""
 
     iteration: int
     names: dict[str, str]

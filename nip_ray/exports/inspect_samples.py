@@ -97,8 +97,7 @@ def output_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str])
 
 def outcome_of(dialogue: Dialogue, protocol: Protocol) -> dict[str, Any]:
     """All that scores are made of, as plain JSON values: label, verdict, confidence (none in a game without a verifier)
-    and pay; with more than two verdicts also their "verdicts", by name.
-    """
+    and pay; with more than two verdicts also their "verdicts", by name."""
     judged: dict[str, Any] = {"label": dialogue.item.y, "verdict": dialogue.verdict, "confidence": dialogue.confidence}
     if not protocol.two_verdicts:
         judged["verdicts"] = list(protocol.verdicts)

@@ -36,8 +36,7 @@ _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are div
 class Advantages:
     """advantage_N: of each turn. num_groups: groups of turns that were compared with each other; of these num_alone
     have a single turn, and num_equal several turns of one and the same return. The turns of both have no advantage.
-    (All 0 where no groups are formed.)
-    """
+    (All 0 where no groups are formed.)"""
 
     advantage_N: Tensor
     num_groups: int = 0
@@ -54,8 +53,7 @@ class Advantages:
 class AgentTurns:
     """N turns of one agent, as they were played. return_N: see the module. group_N: see `group_numbers`. dialogue_N:
     which dialogue each belongs to; a dialogue's turns stand next to each other or in the order of rounds. roles: the
-    role that the agent knows of in each, None for none (empty: in none of them).
-    """
+    role that the agent knows of in each, None for none (empty: in none of them)."""
 
     agent: str
     return_N: Tensor
@@ -154,8 +152,7 @@ def role_advantages(
 class LossFigures:
     """What part of a minibatch says of the step. sums: name -> sum over its tokens (`tokens`: their number; `loss`: its
     share of the loss). maxima: name -> largest over its tokens. Scalars without gradients; those of parts and of
-    learners are joined by `join`.
-    """
+    learners are joined by `join`."""
 
     sums: Mapping[str, Tensor]
     maxima: Mapping[str, Tensor]

@@ -125,8 +125,7 @@ def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
 class _Tree:
     """Rows that share their beginnings, as one. ids, places: the token at each column, and its place in its own row.
     paths: row -> the columns of its tokens. branches: (column from which it stands, columns before it that it
-    continues), in the order of columns.
-    """
+    continues), in the order of columns."""
 
     ids: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)

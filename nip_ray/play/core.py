@@ -171,8 +171,7 @@ class BatchedPlay:
 
 def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
     """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would
-    count now; and for an agent that is told the episode's role "told" (N, roles), one-hot.
-    """
+    count now; and for an agent that is told the episode's role "told" (N, roles), one-hot."""
     writes, index = protocol.writes[agent], protocol.agents.index(agent)
     active_NC = protocol.active(round_N, seed_N)[:, index]
     if len(writes) < len(protocol.channels):

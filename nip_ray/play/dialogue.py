@@ -108,8 +108,7 @@ Shape = Literal["openai", "alternating", "no_system"]
 """openai: one system message at most, and that first; a user message before each reply. alternating: besides, what
 stands between two replies is one user message, and names of speakers stand in its text. no_system: besides, the system
 prompt begins the first user message. In chats that are fenced (`LanguageScenario.fenced_chat`) names stand in the text
-in all shapes.
-"""
+in all shapes."""
 SHAPES: tuple[Shape, ...] = ("openai", "alternating", "no_system")
 START, GO_ON = "Please begin.", "Please go on."
 """The user message before a reply where nobody has said anything: before the first one, and later."""
@@ -168,8 +167,7 @@ def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
 def split_reasoning(reply: str) -> tuple[str, str]:
     """(reasoning, the rest of `reply`). Reasoning is what stands between marks such as <think> and </think>, in any
     case; before a closing mark without an opening one (templates may open it in the prompt); and behind an opening mark
-    that is never closed. Channels of the Harmony form but the final one are reasoning too.
-    """
+    that is never closed. Channels of the Harmony form but the final one are reasoning too."""
     if _OTHER.search(reply):
         for pattern, mark in _OTHER_MARKS:
             reply = pattern.sub(mark, reply)
@@ -235,8 +233,7 @@ class LanguageScenario(ABC):
 
     def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
         """The verdict, by its code, that `agent` argues for and is paid for; None for a verifier, and where nothing is
-        paid. role: that the episode draws, given under protocols that draw one.
-        """
+        paid. role: that the episode draws, given under protocols that draw one."""
         return self.protocol.payment.of(role).goals.get(agent)
 
     def verdict_text(self, label: int) -> str:

@@ -60,8 +60,7 @@ _MOST_KEPT = 256
 @dataclass(frozen=True)
 class Outcome:
     """What a round paid and ended. rewards: agent -> amount. verdict: where one counted, else `Protocol.undecided`.
-    confidence: of the verdict, None without one. ended: with a verdict, or because the rounds ran out.
-    """
+    confidence: of the verdict, None without one. ended: with a verdict, or because the rounds ran out."""
 
     rewards: Mapping[str, float]
     verdict: int
@@ -132,8 +131,7 @@ class Rulebook:
         stances: Stances,
     ) -> Outcome:
         """The outcome of `round` where a panel decides, or a verifier with a grade: a panel of one. before, now: the
-        `votes` before the round and after it.
-        """
+        `votes` before the round and after it."""
         if stances not in self._arguing:
             panel = self.protocol.panel or Panel(self.protocol.verifiers, "mean")
             self._arguing[stances] = replace(
@@ -170,8 +168,7 @@ class Rulebook:
         self, round: int, seed: int, y: int, confidence: float | None, stances: Stances, decision: int | None = None
     ) -> Outcome:
         """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide); with
-        more than two verdicts, where it decided this.
-        """
+        more than two verdicts, where it decided this."""
         if self.protocol.two_verdicts:
             decision = None if confidence is None else verdict_of(confidence)
             if confidence is not None and 0 < confidence < 1:
@@ -206,8 +203,7 @@ def verdict_of(confidence: float) -> int:
 
 def rulebook(protocol: Protocol) -> Rulebook:
     """The rulebook of `protocol`, made at the first call for this very object. It must have no zero knowledge; without
-    a verifier it has no outcomes.
-    """
+    a verifier it has no outcomes."""
     found = _RULEBOOKS.get(id(protocol))
     if found is None:
         if len(_RULEBOOKS) >= _MOST_KEPT:
@@ -252,8 +248,7 @@ Path = tuple[int, ...]
 class Answer:
     """What a language model answered. content: None where it gave no text; reasoning in it is told apart by its marks.
     finish_reason: stop, length, content_filter, refused (the request was, and would be again) or unknown. reasoning:
-    what came beside the content.
-    """
+    what came beside the content."""
 
     content: str | None
     finish_reason: str = "stop"

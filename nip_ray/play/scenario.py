@@ -84,8 +84,7 @@ class Scenario(ABC):
 
     def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
         """(B,) float32: by how much the estimates in these whole dialogues were wrong, where the protocol pays for it
-        (`Payment.per_error`); raises NotImplementedError in a scenario that cannot tell.
-        """
+        (`Payment.per_error`); raises NotImplementedError in a scenario that cannot tell."""
         raise NotImplementedError(f"{type(self).__name__} measures no estimates")
 
     def group_I(self) -> Mapping[str, Tensor]:
@@ -95,8 +94,7 @@ class Scenario(ABC):
 
     def situation_I(self) -> Tensor | None:
         """(I,) int64, in a game whose situations are all in its table: which one each instance is. Greedy play of
-        instances with the same number must be the same. None: instances are a sample of more than these.
-        """
+        instances with the same number must be the same. None: instances are a sample of more than these."""
         return None
 
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:

@@ -26,8 +26,7 @@ class Staged:
     """rollout: what was played. chance_BRD: (B, R, D) the verifier's probabilities of each verdict and of continuing, 0
     where no decision of it could count; where a panel decides, its verdict's. members: the same of each member of a
     panel by its own vote. stated_B: under a panel's mean, the mean of what the members stated, NaN where none did; else
-    None.
-    """
+    None."""
 
     rollout: Rollout
     chance_BRD: Tensor
@@ -43,8 +42,7 @@ class Staged:
     def towards_BR(self, verdict: int) -> Tensor:
         """(B, R) the probabilities of a verdict in each round. Under a panel's mean, half of them, and half of the mean
         for that side in the last round: the verdict goes over at one half, and its probability alone would not tell who
-        comes nearer to it.
-        """
+        comes nearer to it."""
         chance_BR = self.chance_BRD[:, :, verdict]
         if self.stated_B is None:
             return chance_BR

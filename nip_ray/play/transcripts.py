@@ -18,8 +18,7 @@ def transcript_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[st
     votes (of a panel: member -> its own verdict), reward (agent -> sum) and rounds, a list of {round, turns}. A game
     without a verifier has no label, verdict and correct. A turn has agent, channel ("" where nothing was written),
     message, and for the verifier decision; further confidence (of a verdict), reasoning, retries, truncated and invalid
-    where there is something to say, and written: the reply of an invalid turn, as it came.
-    """
+    where there is something to say, and written: the reply of an invalid turn, as it came."""
     label, verdict, words = dialogue.item.y, dialogue.verdict, scenario.protocol.verdict_words
     judged: dict[str, Any] = (
         {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}

@@ -385,8 +385,7 @@ def _with_more(
 ) -> Tensor:
     """(B, A) with what turns pay, of those that count (B, A), and with what the payment function pays at an end.
     confidence_B: of a graded verdict, NaN for none (None: of one without a grade). excess_BM: how far the draw of each
-    who decides moves it (None: not at all).
-    """
+    who decides moves it (None: not at all)."""
     turns_AA = protocol.amounts_on(decision_B.device)[1]
     if turns_AA is not None:
         for_turns_BA = (counts_BA[:, None] * turns_AA).sum(-1)
@@ -405,8 +404,7 @@ def _with_more(
 def slopes(protocol: Protocol, ends: Ends) -> Tensor:
     """(B, A) by how much more the payment function pays for a unit of confidence. One verifier's verdict is drawn
     besides, with that confidence, so the mean over both verdicts: times what the draw exceeds the confidence, it adds
-    nothing in the mean, and makes the score-function gradient that of the mean payment.
-    """
+    nothing in the mean, and makes the score-function gradient that of the mean payment."""
     if protocol.panel is not None:
         return _slope(protocol, ends, ends.verdict_B)
     accept_BA, reject_BA = (

@@ -159,8 +159,7 @@ class Payment:
     def arguing(self, goals: Mapping[str, int]) -> Payment:
         """The same where provers argue for these verdicts. One who argues for another than here, and is paid for a
         verdict whatever the label, is paid for that one instead; whoever is paid for being right stays so. In every
-        role, where roles are drawn.
-        """
+        role, where roles are drawn."""
         if self.by_role:
             parts = {role: self.of(role).arguing(goals) for role in self.by_role}
             stakes = {
@@ -200,8 +199,7 @@ class Payment:
 
     def mid_point(self, agent: str) -> float:
         """Half way between an agent's good and bad ends: between the least of the labels' (and roles') better verdicts
-        and the most of the worse.
-        """
+        and the most of the worse."""
         rows = [row for table in self.tables(agent) for row in table]
         return (min(max(row[:-1]) for row in rows) + max(min(row[:-1]) for row in rows)) / 2
 

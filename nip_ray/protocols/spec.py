@@ -213,8 +213,7 @@ class Protocol:
 
     def seeds_within(self, roles: Collection[str], seed_B: Tensor, speakers: Collection[str] = ()) -> Tensor:
         """(B,) int64: episode seeds like these that draw one of `roles` and give one of `speakers` a turn, each class
-        of them as often; the same where that is so in every episode. Neither restricts anything where it is empty.
-        """
+        of them as often; the same where that is so in every episode. Neither restricts anything where it is empty."""
         tables = [self.speaks_in(agent) for agent in speakers]
         places = [self.roles.index(role) for role in roles] or list(range(self.seed_classes))
         heard = [place for place in places if any(table[place % len(table)] for table in tables)] or places
@@ -356,8 +355,7 @@ class Protocol:
 
     def reward_mid_point(self, agent: str, role: str | None = None) -> float:
         """The threshold that tells positive from negative examples of an agent in `role`, or in all roles if it knows
-        none, see `Payment.mid_point`; in a game without a verifier it is 0.
-        """
+        none, see `Payment.mid_point`; in a game without a verifier it is 0."""
         payment = self.payment if role is None else self.payment.of(role)
         return 0.0 if self.verifier is None else payment.mid_point(agent)
 

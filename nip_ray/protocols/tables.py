@@ -534,8 +534,7 @@ def _drawn_prover(
     name: str, params: ProtocolParams, verifier_first: bool, max_rounds: int, min_rounds: int
 ) -> Protocol:
     """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or
-    acceptance, of as many provers as there are verdicts. With `one_prover` it picks the side of the only one.
-    """
+    acceptance, of as many provers as there are verdicts. With `one_prover` it picks the side of the only one."""
     verdicts = params.verdicts
     if params.one_prover:
         table: tuple[Round, ...] = ((("prover", "main"),), (("verifier", "main"),))

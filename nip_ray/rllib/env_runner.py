@@ -59,8 +59,7 @@ from nip_ray.settings.search import share_at
 
 class EpisodeMean(MeanStats):
     """A mean over all episodes of all runners. RLlib merges one mean of each runner, however many episodes that is of;
-    this keeps the values until they are merged. Its identifier is the mean's, so checkpoints of either kind load.
-    """
+    this keeps the values until they are merged. Its identifier is the mean's, so checkpoints of either kind load."""
 
     @override(MeanStats)
     def push(self, value: list[float]) -> None:

@@ -445,8 +445,7 @@ def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
 
 def average_into(averages: dict[str, dict[str, Tensor]], networks: Mapping[str, nn.Module], decay: float) -> None:
     """Move each average towards the current weights by 1 - decay (Polyak and Juditsky 1992, with exponential weights);
-    what does not exist yet begins as a copy of them. Integer buffers are copied.
-    """
+    what does not exist yet begins as a copy of them. Integer buffers are copied."""
     for agent, network in networks.items():
         own = averages.setdefault(agent, {})
         for name, value in network.state_dict().items():

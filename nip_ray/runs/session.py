@@ -250,8 +250,7 @@ class Session:
 
     def warn(self, text: str) -> None:
         """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody.
-        Raises UserError when it cannot be kept.
-        """
+        Raises UserError when it cannot be kept."""
         text = Redactor()(text)
         say(f"warning: {text}")
         path = self.folder.path / WARNINGS

@@ -35,8 +35,7 @@ APP_NAME = "nip-ray-models"
 @dataclass(frozen=True)
 class ServerSettings:
     """Settings of a replica. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for).
-    host, port: where the server listens.
-    """
+    host, port: where the server listens."""
 
     folders: ModelFolders
     max_batch_size: int = 32

@@ -143,8 +143,7 @@ class ChatFormat:
     @cached_property
     def pieces(self) -> list[str]:
         """The text that each token adds, by number. "" for those that are never part of one, for marks of reasoning,
-        and for parts of a character's bytes, of which nobody can tell what they will be.
-        """
+        and for parts of a character's bytes, of which nobody can tell what they will be."""
         # some tokenizers drop a space at the beginning of a text
         before = self.tokenizer.encode("x", add_special_tokens=False)
         start = self.text(before)
@@ -206,8 +205,7 @@ class ChatFormat:
     @cached_property
     def joins(self) -> bool:
         """True if the tokens of any chat are those of its messages one after the other, and of what announces a reply,
-        and a reply is shown alike after any chat.
-        """
+        and a reply is shown alike after any chat."""
         shape, shown = self._shape, set()
         for trial in (*(_TRIAL[:size] for size in range(1, len(_TRIAL) + 1)), _LONG_TRIAL):
             chat = trial if shape is None else shape_chat(trial, shape)

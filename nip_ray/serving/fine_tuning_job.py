@@ -19,8 +19,7 @@ class FineTuneSpec:
     """A job to be made. key: see `nip_ray.text.jobs.job_key`. model: what it starts from. suffix: part of the new
     model's name, at most 40 of [A-Za-z0-9-]. The hyper-parameters are None where the provider chooses. num_examples,
     num_tokens: of the data, estimated, for one epoch; worst-case costs are computed from them. token_pusd: picodollars
-    per token trained on.
-    """
+    per token trained on."""
 
     key: str
     method: Method
@@ -46,8 +45,7 @@ class FineTuneSpec:
 @dataclass(frozen=True)
 class FineTuneJob:
     """A job as the provider tells of it. model: the resulting model, once succeeded. trained_tokens: what is billed,
-    once known. unknown: the provider's word for a status that is not known here; `status` is then a guess.
-    """
+    once known. unknown: the provider's word for a status that is not known here; `status` is then a guess."""
 
     id: str
     key: str
@@ -70,8 +68,7 @@ class Cancelled(Exception):
 class Recipe:
     """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and
     parts. beta: of DPO. nll_coefficient: what the better reply's negative log-likelihood, by token, counts beside DPO's
-    loss. provider: how it is computed.
-    """
+    loss. provider: how it is computed."""
 
     method: Method = "supervised"
     seed: int = 0

@@ -16,8 +16,7 @@ class TooLong(UserError):
 @dataclass(frozen=True)
 class GenerationRequest:
     """A prompt and how to continue. temperature 0: the likeliest token. top_p: see `nip_ray.serving.sampling`. stop:
-    texts that end it. schema: what the reply is held to (`nip_ray.serving.grammar`; none: any text).
-    """
+    texts that end it. schema: what the reply is held to (`nip_ray.serving.grammar`; none: any text)."""
 
     prompt: list[int]
     max_tokens: int

@@ -74,8 +74,7 @@ class LearnerGroup:
         hang_timeout_s: float = 120.0,
     ) -> None:
         """Start them, and wait until they stand. device: of the model that samples. hang_timeout_s: without a sign of
-        life, after which one counts as lost. Raises UserError for a model that cannot be used.
-        """
+        life, after which one counts as lost. Raises UserError for a model that cannot be used."""
         sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
         self.chat, self.sample, self.forget = sampler.chat, sampler.sample, sampler.forget
         self.logprobs, self.take, self.steps = sampler.logprobs, sampler.take, 0

@@ -11,8 +11,7 @@ from nip_ray.errors import UserError
 def kept_bytes(config: Any, rank: int, item_size: int) -> int:
     """Bytes that a forward pass keeps of a token for the backward pass, by the formula of docs/policy-gradient.md for
     weights of two bytes. config: of a model of transformers. rank: of its adapters, 0 for none. item_size: bytes of a
-    weight.
-    """
+    weight."""
     text = config.get_text_config()
     heads, width = getattr(text, "num_attention_heads", None) or 1, text.hidden_size
     one = getattr(text, "head_dim", None) or width // heads

@@ -30,8 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 @dataclass(frozen=True)
 class ModelFolders:
     """From names to folders. folder: where `models/` is. default_seed: of the weights of the default model. named:
-    (name, folder) of models elsewhere; where there is one, `default` is not offered. any_path: a path is a name too.
-    """
+    (name, folder) of models elsewhere; where there is one, `default` is not offered. any_path: a path is a name too."""
 
     folder: Path
     default_seed: int = 0

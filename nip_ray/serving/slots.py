@@ -27,8 +27,7 @@ BLOCK = 256
 
 class Slots:
     """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds; whoever changes one of these
-    lists calls `changed`.
-    """
+    lists calls `changed`."""
 
     def __init__(self, num_slots: int, context: int) -> None:
         self.num_slots, self.context = num_slots, context

@@ -202,8 +202,7 @@ class LineFile:
 
 def lines_of(path: Path) -> list[bytes]:
     """The lines of a file that another process may be writing, with their ends: the last may have none, or zeros in it
-    where blocks never reached the disk. None when the file is missing. Raises UserError when it cannot be read.
-    """
+    where blocks never reached the disk. None when the file is missing. Raises UserError when it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.readlines()

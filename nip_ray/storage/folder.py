@@ -223,8 +223,7 @@ class RunFolder:
 
     def changed_rows(self, stated: Sequence[str]) -> list[int]:
         """The iterations of which a row is another than when `row_sums` of iterations 1, 2, ... were `stated`. That
-        some are missing is `mend_metrics`' to tell.
-        """
+        some are missing is `mend_metrics`' to tell."""
         rows = ((row["iteration"], line) for row, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True))
         return sorted(
             {number for number, line in rows if 0 < number <= len(stated) and _row_sum(line) != stated[number - 1]}
@@ -338,8 +337,7 @@ class RunFolder:
 
 def read_export(folder: RunFolder) -> dict[str, Any]:
     """What an export of language models says of itself: iteration, models (group -> name), elsewhere (groups whose
-    weights a provider has) and files (path -> SHA-256 sum). Raises UserError where it is damaged, or of networks.
-    """
+    weights a provider has) and files (path -> SHA-256 sum). Raises UserError where it is damaged, or of networks."""
     found = folder.read_json(EXPORTED)
     kinds = {"iteration": int, "models": dict, "elsewhere": list, "files": dict}
     if wrong := [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]:
@@ -360,8 +358,7 @@ def only_begun(path: Path) -> bool:
 def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:
     """What a run ran on: Python, platform, processors, versions of the packages that matter, the commit of nip_ray's
     own checkout ("-dirty" when it has changes), the time. `extra` is added and wins. Nothing of the process environment
-    is in it.
-    """
+    is in it."""
     made = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

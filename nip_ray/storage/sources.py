@@ -72,9 +72,8 @@ def run_folder(source: str, beside: Path | None = None) -> Iterator[Path]:
     """The run folder that `source` stands for: itself, or what was fetched, which is sure to be there while the context
     lasts: a verified artifact, or the config and the checkpoints of a run in a store.
 
-    beside: the new run's folder; what may be kept is kept next to it (none: nothing is).
-    Raises UserError for what cannot be fetched or is no run with an undamaged checkpoint, and for an artifact with a
-    damaged one.
+    beside: the new run's folder; what may be kept is kept next to it (none: nothing is). Raises UserError for what
+    cannot be fetched or is no run with an undamaged checkpoint, and for an artifact with a damaged one.
     """
     if not is_artifact(source):
         yield Path(source)

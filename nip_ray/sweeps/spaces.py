@@ -32,8 +32,7 @@ _RANDN_REACH = 4.0  # standard deviations that count as the ends of a normal dis
 class Kind:
     """What a kind of space takes. arguments: their names, none for a list of values. log: equal ratios are equally
     likely. whole: integers, and the upper end is excluded. quantised: the last argument is a step, and the upper end is
-    included.
-    """
+    included."""
 
     arguments: tuple[str, ...] = ()
     log: bool = False

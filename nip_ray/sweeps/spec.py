@@ -112,8 +112,7 @@ _PBT_MAY_NOT = ("algorithm", "algorithm.name", "algorithm.agent", "algorithm.opt
 class SweepSpec:
     """A checked sweep. base: the config without its spaces and without `sweep` (elements of lists that are spaces are
     null in it), and under `cases` what each changes. spaces: dotted key -> space, in the order of the keys; `case` is
-    one. kind: the class of its configs.
-    """
+    one. kind: the class of its configs."""
 
     settings: SweepSettings
     base: Mapping[str, Any]
@@ -237,8 +236,7 @@ def config_of(spec: SweepSpec | Mapping[str, Any], values: Mapping[str, Any]) ->
 def draw_settings(spec: SweepSpec) -> list[dict[str, Any]]:
     """The settings of a random search, in order: `num_samples` draws from the spaces that are no grid, each combined
     with every grid point (the last key varying fastest). They depend on what the file says, not on the order in which
-    it says it: a sweep that is resumed has the same. Every one is run with every seed.
-    """
+    it says it: a sweep that is resumed has the same. Every one is run with every seed."""
     import numpy as np
 
     seed, made = spec.base.get("seed", 0), []  # 0 where the seed is itself a space

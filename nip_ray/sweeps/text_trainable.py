@@ -28,8 +28,7 @@ from nip_ray.text.training.trainer import AnyTrainer, begin, finish, num_measure
 
 class TextTrainable(RunTrainable[AnyTrainer, TextExperimentConfig]):
     """config: see `nip_ray.sweeps.trial.RunTrainable`. `iterations_per_report` has no meaning here: every stage is
-    reported, as `stage`, with `text_iteration`.
-    """
+    reported, as `stage`, with `text_iteration`."""
 
     kind, ending, format = TextExperimentConfig, BudgetExhausted, "nip_ray.text_trial"
 

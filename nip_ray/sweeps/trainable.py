@@ -65,8 +65,7 @@ class ExperimentTrainable(RunTrainable[Session, ExperimentConfig]):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take on the next trial, whose config this is, in this process. What goes wrong in that is raised by the first
-        `step`: Tune tries again what failed in a step, and nothing that failed here.
-        """
+        `step`: Tune tries again what failed in a step, and nothing that failed here."""
         try:
             self.cleanup()
             self.setup(new_config)

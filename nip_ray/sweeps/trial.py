@@ -86,8 +86,7 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make the run folder, or open the one of an earlier start of this trial. Nothing is built, and no provider
-        contacted, before the first `step`. Raises UserError when the folder cannot be written.
-        """
+        contacted, before the first `step`. Raises UserError when the folder cannot be written."""
         self.work: AnyWork | None = None
         self.folder: RunFolder | None = None
         self.source: dict[str, Any] | None = None
@@ -109,8 +108,7 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
     def step(self) -> dict[str, Any]:
         """The next iterations, or the next stage. Returns the newest figures by their keys in metrics.jsonl,
         `iteration` among them, `run_dir`, `done`, and `failed` (the reason) for a trial that need not be tried again.
-        Raises LearnerLost, and UserError when nothing can be written.
-        """
+        Raises LearnerLost, and UserError when nothing can be written."""
         if self._broken is not None:
             raise self._broken
         if self._fault is not None or self.folder is None:

@@ -59,8 +59,7 @@ def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
 
 def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
     """What a trial is told. Mappings travel as JSON text: Tune would look for spaces of its own in them. The folder is
-    a Path, which Tune takes for something to be told again when it continues: so a sweep's folder may be moved.
-    """
+    a Path, which Tune takes for something to be told again when it continues: so a sweep's folder may be moved."""
     told: dict[str, Any] = {
         "experiment": json.dumps(spec.base),
         "spaces": json.dumps({key: space.data() for key, space in spec.spaces.items()}),

@@ -142,8 +142,7 @@ _BYTES_PER_TOKEN = 3
 @dataclass(frozen=True)
 class Prepared:
     """The user's input, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the
-    protocol's. speakers: of whom one has a turn in each episode, () for anybody.
-    """
+    protocol's. speakers: of whom one has a turn in each episode, () for anybody."""
 
     kind: LanguageScenarioKind
     scenario: LanguageScenario

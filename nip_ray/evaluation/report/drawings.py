@@ -188,8 +188,7 @@ def _position(one: Any) -> dict[str, Any] | None:
 
 def _flat(points_ND: Floats) -> tuple[Floats, list[tuple[float, float, float, float, str]]]:
     """Places (N, 2) in the drawing, and the axes: (x1, y1, x2, y2, name). Two coordinates upright, three seen from a
-    corner; more are drawn like three, with all directions spread over the upper half.
-    """
+    corner; more are drawn like three, with all directions spread over the upper half."""
     dimension = points_ND.shape[1]
     if dimension == 2:
         ways_D2 = np.array([[1.0, 0.0], [0.0, -1.0]])

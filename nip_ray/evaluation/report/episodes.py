@@ -135,8 +135,7 @@ def shown(
 
 def _item(item: Record | None) -> list[tuple[str, str]]:
     """(what it is, text) of the item that a dialogue of language agents is about, numbers and lists as JSON; of a
-    program, the problem and the program alone.
-    """
+    program, the problem and the program alone."""
     given = {name: value for name, value in (item or {}).items() if name not in _BESIDE}
     if item is not None and "solution" in item:
         given = {"problem": item.get("question"), "program": item["solution"]}

@@ -95,8 +95,7 @@ def rendered(
 ) -> str:
     """The page of `template`, which may extend page.html.j2. scripts, styles: files of `TEMPLATES` that it carries, the
     styles behind the sheet that all pages have. connect: may ask its own server. variables: of the template, all
-    escaped.
-    """
+    escaped."""
     from markupsafe import Markup  # here, not above: training imports this room, and must not wait for it
 
     style = "".join(_file(name) for name in ("style.css", *styles))

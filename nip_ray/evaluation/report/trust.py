@@ -56,8 +56,7 @@ _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
     """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`, or of more
-    than two verdicts "soundness/<verdict>".
-    """
+    than two verdicts "soundness/<verdict>"."""
     name, slash, verdict = side.partition("/")
     return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{name}_under_attack{slash}{verdict}"))
 
@@ -207,8 +206,7 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
 
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
     """Share not rightly judged (as in the table, high is bad) by what attackers may use, a line for each that could go
-    on; places from 0 to 100, down from the top.
-    """
+    on; places from 0 to 100, down from the top."""
     lines = []
     for one in attackers(source, key):
         known = [(finite(stop.get(unit)), figure_of(stop.get("held_out"))) for stop in entries(one, of)[:100]]
@@ -364,8 +362,7 @@ def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tu
 
 def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
     """Cross-play: verifiers down, provers across, each cell its accuracy; of checkpoints of one run also ratings, and
-    in a game without a verifier players and their scores. None for what is not shaped like one.
-    """
+    in a game without a verifier players and their scores. None for what is not shaped like one."""
     roles = crossed.get("roles")
     down, across = map(str, roles) if isinstance(roles, list) and len(roles) == 2 else ("verifier", "prover")
     pairs = (

@@ -62,8 +62,7 @@ class Contestant:
 @dataclass(frozen=True)
 class Games:
     """How B games ended. y_B: labels. verdict_B: 2 where there is none. return_BA: what each agent was paid in all.
-    seed_B: episode seeds.
-    """
+    seed_B: episode seeds."""
 
     y_B: Tensor
     verdict_B: Tensor

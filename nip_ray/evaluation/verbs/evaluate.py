@@ -52,8 +52,7 @@ _PARTS = (
 @dataclass(frozen=True)
 class Bench:
     """What all checkpoints of a run are examined with. networks: agent -> a network for weights to be put into.
-    dataset: None for the run's own held-out split. seed: of sampled actions.
-    """
+    dataset: None for the run's own held-out split. seed: of sampled actions."""
 
     run_dir: Path
     config: ExperimentConfig

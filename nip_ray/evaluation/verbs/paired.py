@@ -43,8 +43,7 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 class Judged:
     """What a run's verifier made of the instances. fresh_B: not trained with. shared: (the other's instances) -> the
     places of those that both have, here and there; None where there are none. distinct: as of `distinct_part`, where
-    the instances are all that there are.
-    """
+    the instances are all that there are."""
 
     iteration: int
     protocol: Protocol
@@ -67,9 +66,8 @@ def compare_paired(
     completeness, soundness and undecided {"first", "second", "difference" (records; first less second), "only_first",
     "only_second" (instances), "p"}}.
 
-    dataset: a file of instances, of networks (none: the held-out split). seed: of the episodes.
-    Raises UserError for runs without a verifier, without a checkpoint or test, of different scenarios, and with other
-    instances.
+    dataset: a file of instances, of networks (none: the held-out split). seed: of the episodes. Raises UserError for
+    runs without a verifier, without a checkpoint or test, of different scenarios, and with other instances.
     """
     run_dirs = [Path(first), Path(second)]
     if run_dirs[0].resolve() == run_dirs[1].resolve():

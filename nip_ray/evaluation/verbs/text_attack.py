@@ -130,8 +130,7 @@ def attack_config(
     wanted: int,
 ) -> TextExperimentConfig:
     """The config of an attack by `agents`, who want the verdict `wanted`, on all others, who speak by `models`. Raises
-    UserError for one that cannot be run.
-    """
+    UserError for one that cannot be run."""
     from nip_ray.config.rules import check
 
     by_gradient = learns_from_tokens(config)
@@ -175,8 +174,7 @@ def _unshared(protocol: ProtocolSettings) -> ProtocolSettings:
 
 def _misled(protocol: ProtocolSettings, agents: Sequence[str], wanted: int) -> dict[str, tuple[str, ...]]:
     """Attackers -> the roles in which they would be paid for other verdicts than `wanted` too: of one who chooses its
-    side all roles, and where there are several wrong verdicts those in which any of them is paid for.
-    """
+    side all roles, and where there are several wrong verdicts those in which any of them is paid for."""
     made = from_settings(protocol)
     if made.chooser is not None:
         return {made.chooser: made.roles}

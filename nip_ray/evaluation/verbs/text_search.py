@@ -224,8 +224,7 @@ def check_search(
 
 class Talks:
     """The agents of an attack, talking in its folder once it has trained. config: of the attack. models: agent -> the
-    model that speaks for it. `close` gives everything back, and writes what it all came to.
-    """
+    model that speaks for it. `close` gives everything back, and writes what it all came to."""
 
     def __init__(
         self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, models: Mapping[str, str]

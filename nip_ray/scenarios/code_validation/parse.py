@@ -53,8 +53,7 @@ MARK = "Decision:"
 @dataclass(frozen=True)
 class Scale:
     """name: of the setting `verdict_scale`. confidences: what may be stated (lower case) -> probability of acceptance.
-    unit: may follow what is stated.
-    """
+    unit: may follow what is stated."""
 
     name: str
     confidences: Mapping[str, float]

@@ -175,8 +175,7 @@ def _shipped(version: int) -> Prompts:
 
 def check_templates(prompts: Prompts, names: Sequence[str]) -> None:
     """Look at every branch of these templates and of all that they include. Raises UserError for one that is missing or
-    cannot be read, or that names a variable or filter that does not exist.
-    """
+    cannot be read, or that names a variable or filter that does not exist."""
     from jinja2 import meta, nodes
 
     trees: dict[str, Any] = {}

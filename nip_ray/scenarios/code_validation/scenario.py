@@ -128,8 +128,7 @@ LAST_NOTICE = (
 def roles_of(protocol: Protocol) -> dict[str, Role]:
     """Agent -> role. In a protocol that is not in `ROLES`: "prover" is Expert, "prover0" Expert_1 and so on, others go
     by their own name; a header says who else reads the channel; channels are read in the protocol's order; the verifier
-    is told of its last turn if it has several.
-    """
+    is told of its last turn if it has several."""
     shipped = ROLES.get(protocol.name, {})
     if set(shipped) == set(protocol.agents):
         return shipped
@@ -217,8 +216,7 @@ class CodeValidation(LanguageScenario):
 
     def stance(self, item: CodeItem, agent: str, role: str | None = None) -> int | None:
         """The verdict that `agent` argues for and is paid for; None for a verifier, for a prover that nothing is paid
-        to, and where a drawn role decides and is not given.
-        """
+        to, and where a drawn role decides and is not given."""
         goal = self.protocol.payment.of(role).goals.get(agent)
         return item.prover_stance if goal is not None and self.settings.randomize_prover_stance else goal
 

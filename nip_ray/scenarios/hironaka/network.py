@@ -28,8 +28,7 @@ _NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.Layer
 def relative(points_NMD: Tensor, live_NM1: Tensor) -> tuple[Tensor, Tensor]:
     """(N, m, 3d) of each point, (N, d) of the game: places from 0 to 1 in the common scale, in each coordinate's own,
     and as logarithms; how far the coordinates reach, as logarithms. Zeros in rows without a point. Unchanged where all
-    points are moved or scaled alike.
-    """
+    points are moved or scaled alike."""
     least_N1D = torch.where(live_NM1, points_NMD, torch.inf).amin(1, keepdim=True)
     moved_NMD = torch.where(live_NM1, points_NMD - least_N1D, 0.0)
     reach_N1D = moved_NMD.amax(1, keepdim=True)

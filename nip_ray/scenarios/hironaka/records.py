@@ -35,8 +35,7 @@ _MOST_NODES = 300
 
 def positions_of(made: Rules, id: int, said_RACM: Tensor) -> list[dict[str, Any]]:
     """One entry for each round of the game, and one for what was left: round (from 0), points, choice (the coordinates
-    that the host chose) and axis (the agent's answer), these two where they were made.
-    """
+    that the host chose) and axis (the agent's answer), these two where they were made."""
     position = made.start(torch.tensor([id], device=said_RACM.device))
     entries = [_entry(position)]
     for said_ACM in said_RACM:

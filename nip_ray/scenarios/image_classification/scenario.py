@@ -1,6 +1,5 @@
 """Image classification as a scenario: a message names one latent pixel, and the label says to which class or group of
-classes an image belongs.
-"""
+classes an image belongs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -188,8 +188,7 @@ def _mean_over_pairs(left: Tensor, right: Tensor, said: Tensor, first: bool) -> 
 
 def least_acceptance(chains: Chains, accepts: Asked) -> Tensor:
     """(I,) float64: how probably each true claim is accepted against the estimator that hurts it most, with a prover
-    that names the true states and keeps to the part of which less was said (the left one of equals).
-    """
+    that names the true states and keeps to the part of which less was said (the left one of equals)."""
     value = _ask(chains, 1, accepts, "QROC")
     item_I1, place_1J = torch.arange(len(value))[:, None], torch.arange(chains.length)[None]
     state_IP = chains.state_IP.cpu()

@@ -34,8 +34,7 @@ OVERHEAD_TOKENS = 32
 @dataclass(frozen=True)
 class Price:
     """Picodollars per token. input: of prompts. output: of replies. training: once per epoch. cached: of prompts that
-    the provider had cached (none: as `input`).
-    """
+    the provider had cached (none: as `input`)."""
 
     input: int = 0
     output: int = 0
@@ -177,8 +176,7 @@ def worst_case(price: Price, messages: Chat, max_tokens: int) -> Amount:
 class ModelSpending:
     """Spending on one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two.
     pusd: picodollars of all of them. answered_by: how many calls each model (with its fingerprint) answered, as the
-    provider names them.
-    """
+    provider names them."""
 
     calls: int = 0
     prompt: int = 0

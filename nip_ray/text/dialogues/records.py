@@ -63,8 +63,7 @@ _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circul
 class CallRecord:
     """One line. event: "begin", "reply" or "failed". key, model, agent: of the request. request: its fingerprint.
     worst: what it can cost at most (begin). reply: (reply). uncertain: what its attempts can have cost besides (reply,
-    failed). where: file and line.
-    """
+    failed). where: file and line."""
 
     event: str
     key: str
@@ -219,8 +218,7 @@ def read_calls(run: Path | str, iteration: int | None = None) -> Iterator[CallRe
 
 def total(run: Path | str) -> Spending:
     """What a run's calls have cost, by its records: of every reply its cost; of every call whose fate is unknown its
-    worst case, as uncertain. Jobs are not in it.
-    """
+    worst case, as uncertain. Jobs are not in it."""
     spending = Spending()
     open_calls: dict[tuple[str, str], list[Amount]] = {}
     for record in read_calls(run):

@@ -52,8 +52,7 @@ from nip_ray.tracking import traces
 class Task:
     """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode.
     past: agent -> the snapshot by which it speaks, for those who do not speak by their weights of now; all of one
-    dialogue are of one snapshot. said: (round, agent) -> a reply that is known, for which nobody is asked.
-    """
+    dialogue are of one snapshot. said: (round, agent) -> a reply that is known, for which nobody is asked."""
 
     number: int
     item: Any
@@ -383,8 +382,7 @@ class AgentClient:
 @dataclass(frozen=True)
 class StageContext:
     """The common part of all dialogues of a stage. run: its id. seed: the config's. split: train or test. iteration:
-    from 0. trace: the `nip_ray.tracking.traces.place` of the stage.
-    """
+    from 0. trace: the `nip_ray.tracking.traces.place` of the stage."""
 
     run: str
     seed: int

@@ -50,8 +50,7 @@ ANSWER = re.compile(r"[\W_]*(yes|no)(?![^\W_]|-\w|'\w)(?!\s*(?:/|or\b))", re.IGN
 class JudgeOptions:
     """seed: of the markers' codes and of the calls. max_tokens: of an answer; models that think aloud first need more.
     temperature: None for the provider's default. max_in_flight: calls waiting at once. run: what stands before every
-    call's key.
-    """
+    call's key."""
 
     seed: int = 0
     max_tokens: int = 16

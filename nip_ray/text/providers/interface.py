@@ -47,8 +47,7 @@ length, and would be again. unknown: it ended for another reason, and is not use
 class ChatRequest:
     """One call. key: see above. agent: who speaks (for accounts and test doubles). max_tokens: the most tokens of the
     reply, reasoning included. extra: further members of the request's body (OpenAI protocol). schema: the JSON schema
-    that the reply is held to (none: any text).
-    """
+    that the reply is held to (none: any text)."""
 
     key: str
     model: str

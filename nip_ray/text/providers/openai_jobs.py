@@ -65,8 +65,7 @@ class OpenAIJobs:
 
     async def check(self, model: str, method: Method) -> None:
         """See `FineTuneBackend`. A service that looks at a job's file before its method tells only later, when the
-        first job is asked for, that it refuses the method; nothing is charged for that job.
-        """
+        first job is asked for, that it refuses the method; nothing is charged for that job."""
         if not self._provider.fine_tuning:
             raise UserError(
                 "providers: this one has `fine_tuning: false`; freeze its agents, or give them another provider"

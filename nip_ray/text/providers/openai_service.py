@@ -81,8 +81,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title", re.IGNORECASE | re.DOTALL)
 @dataclass(frozen=True)
 class Failure:
     """One failed attempt. message: for people, without secrets. lost: it may have been billed. wait_s: what the service
-    asks for. said: the service's own words, its code among them.
-    """
+    asks for. said: the service's own words, its code among them."""
 
     reaction: Reaction
     message: str
@@ -93,8 +92,7 @@ class Failure:
 
     def error(self) -> UserError | TrainingError:
         """The exception that ends the call: UserError for what the user must mend, NotThere and Refused for refusals
-        that are no matter of keys, TrainingError for all else.
-        """
+        that are no matter of keys, TrainingError for all else."""
         if self.reaction in ("retry", "pause", "fatal"):
             return TrainingError(self.message)
         if self.status in (None, 401):
@@ -123,8 +121,7 @@ def lost(message: str) -> Failure:
 
 def refused(status: int, body: Any, headers: Mapping[str, str], where: str, variable: str, model: str) -> Failure:
     """An answer with an error status. where: the service's address. variable: where the key comes from. model: that was
-    asked (none: the request was for something else). body: the error as it came, but for secrets.
-    """
+    asked (none: the request was for something else). body: the error as it came, but for secrets."""
     error = _error(body)
     codes = [str(error[name]) for name in ("code", "type", "status") if error.get(name)]
     text = _printable(str(error.get("message") or " ".join(codes) or "no reason given"))

@@ -41,8 +41,7 @@ def credit(
     memory: Mapping[str, float],
 ) -> Credit:
     """Credit the replies, one agent after the other. A turn's group is of its item, agent, round, opponents and the
-    role that it knows of.
-    """
+    role that it knows of."""
     made = Credit([], dict(memory), {})
     longest = max(len(dialogue.rounds) for dialogue in dialogues)
     for agent in protocol.agents:

@@ -288,8 +288,7 @@ def last_test(
 
 def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
     """{"calibration": {"selective"}}, risk against coverage, as of networks; {} where all verdicts are equally sure, as
-    on a scale of two, and where an item was played more than once: such dialogues are not independent.
-    """
+    on a scale of two, and where an item was played more than once: such dialogues are not independent."""
     sure = [one for one in dialogues if one.confidence is not None and one.verdict != CONTINUE]
     graded_N = _array(0.0 if one.confidence is None else one.confidence for one in sure)
     if len(np.unique(np.maximum(graded_N, 1 - graded_N))) < 2 or _items(dialogues)[1] < len(dialogues):

@@ -27,8 +27,7 @@ _SEED_BITS = 31
 @dataclass
 class Reply:
     """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past,
-    that it is to. cut: whether its prompt had lost its middle.
-    """
+    that it is to. cut: whether its prompt had lost its middle."""
 
     place: int
     agent: str

@@ -50,8 +50,7 @@ class Plays(Protocol):
 class Played:
     """Dialogues that are over. version: iterations from which the weights had learned that played. differences: by
     group, of the first replies' log-probabilities from what a learner with these very weights computes; only of
-    dialogues that were played ahead.
-    """
+    dialogues that were played ahead."""
 
     scenario: LanguageScenario
     tasks: Sequence[Task]

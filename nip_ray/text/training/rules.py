@@ -213,8 +213,7 @@ Line = dict[str, Any]
 @dataclass(frozen=True)
 class FineTuningSet:
     """lines: of the fine-tuning file. figures: ``<agent>/examples``, how many of them are its own; for rules that learn
-    from pairs also ``<rule>/<agent>/{pairs, equal_pairs, invalid_pairs}``.
-    """
+    from pairs also ``<rule>/<agent>/{pairs, equal_pairs, invalid_pairs}``."""
 
     lines: list[Line]
     figures: Mapping[str, float]
