@@ -72,10 +72,10 @@ class Rules(GameRules[Position]):
         return Position(position.id_B[index_N], position.state.select(index_N), position.class_B[index_N])
 
     def view(self, agent: str, position: Position, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        """ "points" (N, m, d): features, or for a player without weights the points; padding -1. "scale" (N,): what they
-        were divided by. "legal" (N, S) bool. "luck" (N,) int64: one number for each episode, for players that draw. The
-        agent also has "choice" (N, d), the host's choice; all zeros, and every coordinate legal, where the host is to
-        choose."""
+        """ "points" (N, m, d): features, or for a player without weights the points; padding -1. "scale" (N,): what
+        they were divided by. "legal" (N, S) bool. "luck" (N,) int64: one number for each episode, for players that
+        draw. The agent also has "choice" (N, d), the host's choice; all zeros, and every coordinate legal, where the
+        host is to choose."""
         state, game = position.state, self.game
         scaled = game.settings.scale_observation and agent not in self.scripted
         points = rules.features(state.points, game.settings.max_points, scaled)
