@@ -171,8 +171,7 @@ def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]
         ) from error
 
 
-# --------------------------------------------------------------------------------------------------------------- the
-# parts
+# ------------------------------------------------------------------------------------------------------------ the parts
 
 
 def _sample(parts: Parts, machines: Machines) -> float:

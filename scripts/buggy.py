@@ -178,7 +178,7 @@ def sandbox(settings: SandboxSettings = LEVELS["isolated"]) -> Sandbox:
     return Sandbox(lambda solution, tests: run_tests(solution, tests, settings), output)
 
 
-# ----------------------------------------------------------------------------------------------------------- problems
+# ------------------------------------------------------------------------------------------------------------- problems
 
 
 def problems_of(
@@ -225,7 +225,7 @@ def _joined(lines: Any) -> str:
     return lines if isinstance(lines, str) else "\n".join(map(str, lines))
 
 
-# ------------------------------------------------------------------------------------------------------------- replies
+# -------------------------------------------------------------------------------------------------------------- replies
 
 
 def prompt(problem: ProgrammingProblem, solution: str, num_inputs: int) -> Chat:
@@ -260,7 +260,7 @@ def levenshtein(first: str, second: str) -> int:
     return row[-1]
 
 
-# -------------------------------------------------------------------------------------------------------------- making
+# --------------------------------------------------------------------------------------------------------------- making
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ def _figures(number: int, original: str, solution: str, report: TestReport, atte
     } | {name: value for name, value in asdict(report).items() if name != "statuses"}
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# ---------------------------------------------------------------------------------------------------------------- files
 
 
 async def make_buggy(

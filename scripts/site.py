@@ -81,8 +81,7 @@ def _defined(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, str | Non
             yield from _defined(node.body, f"{prefix}.{node.name}")
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# hooks of MkDocs
+# ------------------------------------------------------------------------------------------------------ hooks of MkDocs
 
 
 def on_config(config: Any) -> None:
@@ -125,8 +124,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return "".join(part if n % 2 else _LINK.sub(led, part) for n, part in enumerate(_CODE.split(markdown)))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# pages that are made
+# -------------------------------------------------------------------------------------------------- pages that are made
 
 
 def api_page(page: str, modules: list[str]) -> str:

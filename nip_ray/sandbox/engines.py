@@ -184,7 +184,7 @@ def place() -> str:
     return MEMORY if free.f_bavail * free.f_frsize >= ROOM else tempfile.gettempdir()
 
 
-# -------------------------------------------------------------------------------------------------------------- choice
+# --------------------------------------------------------------------------------------------------------------- choice
 
 
 def engine_for(settings: SandboxSettings) -> str | None:

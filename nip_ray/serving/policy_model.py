@@ -90,7 +90,7 @@ class PolicyModel:
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None
 
-    # ------------------------------------------------------------------------------------------------------- sampling
+    # --------------------------------------------------------------------------------------------------------- sampling
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does, and UserError where memory runs
@@ -115,7 +115,7 @@ class PolicyModel:
                     found[number] = [next(drawn) for _ in turns[number].reply]
         return found
 
-    # ------------------------------------------------------------------------------------------------------- learning
+    # --------------------------------------------------------------------------------------------------------- learning
 
     def keep_start(self, folder: Path) -> None:
         """See `Policy.keep_start`."""
@@ -208,7 +208,7 @@ class PolicyModel:
         self._batch.forget()
         return total, norm, figures
 
-    # ---------------------------------------------------------------------------------------------------------- state
+    # ------------------------------------------------------------------------------------------------------------ state
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that learn, by name (copies, on the CPU): all weights or the adapters."""

@@ -146,7 +146,7 @@ class SweepSpec:
         return self.num_settings * max(1, len(self.settings.seeds))
 
 
-# ------------------------------------------------------------------------------------------------------ in and out
+# ----------------------------------------------------------------------------------------------------------- in and out
 
 
 def is_sweep(data: Mapping[str, Any]) -> bool:
@@ -328,7 +328,7 @@ def _setting(values: Mapping[str, Any]) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-# -------------------------------------------------------------------------------------------------------------- rules
+# ---------------------------------------------------------------------------------------------------------------- rules
 
 
 def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], faults: list[str]) -> list[AnyConfig]:

@@ -205,7 +205,7 @@ def headline(summary: Summary) -> str:
     return f"Best of {tried} settings: {name}, {found}." if tried > 1 else f"{name}: {found}."
 
 
-# ---------------------------------------------------------------------------------------------------------- words
+# ---------------------------------------------------------------------------------------------------------------- words
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -252,7 +252,7 @@ def counts(statuses: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in statuses.items() if count)
 
 
-# -------------------------------------------------------------------------------------------------------- figures
+# -------------------------------------------------------------------------------------------------------------- figures
 
 
 def figure_of(trial: TrialRecord, metric: str) -> float | None:

@@ -128,29 +128,24 @@ def _parse(line: bytes, where: str) -> Entry:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # `ensure_job`: a fine-tuning job made exactly once, whatever is killed, lost or late in between.
 #
 # - a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the
-# journal says what
-#   we were about to do with it: so who comes after a crash can ask whether it was done;
+#   journal says what we were about to do with it: so who comes after a crash can ask whether it was done;
 # - look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us
-# in doubt: the
-#   provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made again;
+#   in doubt: the provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made
+#   again;
 # - who comes after a kill cannot know when the connection was cut, nor by a clock that may have been set since when the
-# request began: it
-#   counts that time from its own start;
+#   request began: it counts that time from its own start;
 # - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up
-# once more after
-# the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A
-# provider may
-#   take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
+#   once more after the answer and once more at the end; of several jobs the oldest stays, the others are cancelled,
+#   told of and billed. A provider may take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended
+#   by then counts at its worst case;
 # - a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever
-# resumes; until then
-#   the job does not count as over. So it is with a status that is not known here, for `UNKNOWN_S`;
+#   resumes; until then the job does not count as over. So it is with a status that is not known here, for `UNKNOWN_S`;
 # - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence
-# another key, and is
-#   made by who resumes (`next_attempt`).
+#   another key, and is made by who resumes (`next_attempt`).
 #
 # The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation),
 # refused (it was not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key),
@@ -423,16 +418,14 @@ async def _submit(
     return replace(job, key=key), None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What fine-tuning jobs have cost: a function of their journal, as `nip_ray.text.dialogues.records.total` is of the
 # records of calls.
 #
 # - a job costs the tokens that the provider says it trained on, at the price that its intent states. A job that
-# succeeded and whose
-#   provider does not say may have cost its worst case, which is booked as uncertain;
+#   succeeded and whose provider does not say may have cost its worst case, which is booked as uncertain;
 # - a failed job is free unless the provider counts tokens for it; so is one that was cancelled before it ran. One that
-# was cancelled later
-#   may have cost its worst case;
+#   was cancelled later may have cost its worst case;
 # - a duplicate (see `nip_ray.text.jobs`) that was over before it could be cancelled is billed like any other job;
 # - a job that was asked for and is not known to be over may cost its worst case (`under_way`).
 

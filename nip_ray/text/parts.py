@@ -130,7 +130,7 @@ def load_state(folder: RunFolder) -> TextState:
     return state
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Everything a run of language agents works with: what is read (`Prepared`) and what is open (`Parts`).
 
 JOBS = "jobs.jsonl"
@@ -266,7 +266,7 @@ class Parts:
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
 
-    # ----------------------------------------------------------------------------------------------------------- talk
+    # ------------------------------------------------------------------------------------------------------------- talk
 
     async def play(
         self,
@@ -289,7 +289,7 @@ class Parts:
                 return await runner.dialogues(tasks, progress)
             return await runner.trees(tasks, num_responses, progress)
 
-    # ---------------------------------------------------------------------------------------------------------- money
+    # ------------------------------------------------------------------------------------------------------------ money
 
     def spending(self) -> Spending:
         """The run's cost so far; what jobs under way can cost is uncertain."""
@@ -316,7 +316,7 @@ class Parts:
         passes = self.config.providers[self._provider_of(group)].dpo_passes if method == "dpo" else 1
         return math.ceil(len(data) / _BYTES_PER_TOKEN) * passes
 
-    # ----------------------------------------------------------------------------------------------------------- jobs
+    # ------------------------------------------------------------------------------------------------------------- jobs
 
     def backend(self, group: str) -> FineTuneBackend:
         """The backend that fine-tunes the model of `group`. Raises UserError for a missing key or library."""

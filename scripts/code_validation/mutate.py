@@ -89,7 +89,8 @@ def _variables(tree: ast.AST) -> list[str]:
     return sorted((stored | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}) - {"_"})
 
 
-# --------------------------------------------------------------------------------------------------------- operators
+# ----------------------------------------------------------------------------------------------------------------------
+# operators
 #
 # Each takes a node and the program's variables, and yields edits.
 

@@ -327,7 +327,7 @@ def _differences(groups: Sequence[Group]) -> list[tuple[str, ...]]:
     return [(short(key, 80), *values) for key, values in rows if len(set(values)) > 1]
 
 
-# ---------------------------------------------------------------------------------------------------------- figures
+# -------------------------------------------------------------------------------------------------------------- figures
 
 
 def _run_figure(source: RunSource, key: str) -> Figure | None:
@@ -410,7 +410,7 @@ def _words(group: Group, figure: Figure, examined: str) -> str:
     return f"{percent_words(figure.estimate)} {what} ({how}{f', {sure}' if sure else ''})"
 
 
-# ----------------------------------------------------------------------------------------------------------- curves
+# --------------------------------------------------------------------------------------------------------------- curves
 
 
 def _panels(groups: Sequence[Group]) -> list[Panel]:

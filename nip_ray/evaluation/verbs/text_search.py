@@ -63,8 +63,7 @@ def instructed(scenario: LanguageScenario, attackers: Sequence[str], instruction
     return made
 
 
-# ------------------------------------------------------------------------------------------------------------------
-# best of n
+# ------------------------------------------------------------------------------------------------------------ best of n
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,7 @@ def _worth(dialogue: Dialogue, label: int) -> tuple[int, float]:
     return rank, confidence if label == 0 else 1 - confidence
 
 
-# --------------------------------------------------------------------------------------------------------------
-# instructions
+# --------------------------------------------------------------------------------------------------------- instructions
 
 
 def tried_instructions(
@@ -196,7 +194,7 @@ def _request(rows: Sequence[Mapping[str, Any]], wanted: str) -> Iterator[str]:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- the models
+# ----------------------------------------------------------------------------------------------------------- the models
 
 
 def check_search(

@@ -31,20 +31,16 @@ from nip_ray.play.dialogue import InvalidReply, Parsed
 from nip_ray.play.dialogues import verdict_of
 from nip_ray.protocols import DECISIONS
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # How a verifier states its verdict: accept or reject, a number from 1 to 7, or from 0 to 100.
 #
 # - a scale is a table from what may stand after "Decision:" to a confidence, the probability in [0, 1] that the
-# verifier gives to
-#   acceptance: (k - 1) / 6 on the scale of seven, k / 100 in per cent;
+#   verifier gives to acceptance: (k - 1) / 6 on the scale of seven, k / 100 in per cent;
 # - above one half is acceptance, below is rejection. Exactly the middle (4, and 50) ends the dialogue without a
-# verdict: calling it a
-# rejection would make soundness look better and completeness worse by definition. It is paid halfway between both, and
-# counts as
-#   undecided (`nip_ray.play.dialogues.verdict_of`);
+#   verdict: calling it a rejection would make soundness look better and completeness worse by definition. It is paid
+#   halfway between both, and counts as undecided (`nip_ray.play.dialogues.verdict_of`);
 # - by default payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or
-# 0) where it leans at
-#   all; under `protocol.verifier_scoring` brier or log it says what it believes.
+#   0) where it leans at all; under `protocol.verifier_scoring` brier or log it says what it believes.
 
 MARK = "Decision:"
 """What every decision starts with."""
@@ -85,7 +81,7 @@ SCALES = {
 }
 """By name."""
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Text.
 
 MAX_CHARACTERS = 100_000
@@ -206,22 +202,18 @@ def _examples(scale: Scale) -> str:
     return f"'Decision: {first}' {'to' if len(scale.confidences) > 2 else 'or'} 'Decision: {last}'"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Replies of the verifier as JSON: the schema that they are held to, how they are read, and how a decision is written.
 #
 # - a reply is one object with a field for each channel in which the agent ever writes ("message" where that is one,
-# else the words of the
-# channel's header, as "question_for_expert_1") and the field "decision". The schema asks for text in the first, which
-# may be empty, and
-# lets the decision be null: were both null the reply would say nothing. Reading takes null, or no field, for empty
-# text;
+#   else the words of the channel's header, as "question_for_expert_1") and the field "decision". The schema asks for
+#   text in the first, which may be empty, and lets the decision be null: were both null the reply would say nothing.
+#   Reading takes null, or no field, for empty text;
 # - messages stand before the decision, so that a model may give its reasons first. A decision counts whatever stands
-# beside it: as after a
-#   decision in text, nothing is then written to any channel;
+#   beside it: as after a decision in text, nothing is then written to any channel;
 # - others are shown what they would be shown in text: the message behind its header;
 # - reading is strict: one object and nothing around it, known fields, none twice, entries of the scale as the schema
-# spells them. No
-#   decision needs text in each channel where the agent has its turn, and none elsewhere.
+#   spells them. No decision needs text in each channel where the agent has its turn, and none elsewhere.
 
 DECISION = "decision"
 

@@ -292,7 +292,7 @@ def _referenced(prompts: Prompts, name: str, node: Any) -> list[str]:
     return [wanted]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What an agent's prompt says of its payment: the amounts by name, and sentences where its table is none of the usual
 # ones.
 
@@ -371,7 +371,7 @@ def _said(
     return said
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What a scenario gives its templates, and whether they can all be rendered.
 
 _RULES = {

@@ -53,15 +53,14 @@ NUM_LETTERS = 20
 _MOST_PROMPTS = 4096  # rendered system prompts that are kept; some kilobytes each
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Who the agents are to each other: names in chats, headers of questions, the order of reading, and what is said before
 # the last turn.
 #
 # - the protocols that ship have their roles as data (`ROLES`); a protocol of a user's own gets roles by rule
-# (`roles_of`), so that it needs
-#   templates and nothing else;
+#   (`roles_of`), so that it needs templates and nothing else;
 # - whom a prover argues for is not here: it is the protocol's payment (`Protocol.payment.goals`), or the item's own
-# stance.
+#   stance.
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _generic_role(protocol: Protocol, agent: str, names: Mapping[str, str]) -> R
     return Role(names[agent], headers, reads=channels, last_notice=last_notice)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # The scenario.
 
 

@@ -120,7 +120,7 @@ class GraphPairs:
         return GraphPairs(self.adjacency_P2nn.to(device), self.size_P.to(device), self.wl_score_P.to(device))
 
 
-# ------------------------------------------------------------------------------------------------ edge lists <-> dense
+# ------------------------------------------------------------------------------------------------- edge lists <-> dense
 
 
 def to_raw(pairs: GraphPairs) -> Raw:
@@ -234,7 +234,7 @@ def _fail(path: Path, key: str, wrong: str, right: str) -> NoReturn:
     raise UserError(f"{path}: {key}: {wrong}; expected: {right}")
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def load_pairs(path: Path | str) -> GraphPairs:
@@ -326,7 +326,7 @@ def _check_header(path: Path, header: Raw) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------------------- writing
 
 
 def save_pairs(pairs: GraphPairs, path: Path | str) -> None:

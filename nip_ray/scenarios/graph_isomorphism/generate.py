@@ -89,8 +89,7 @@ class GeneratorSettings:
             raise UserError(f"max_iterations: {self.max_iterations}: at least 1 round is needed")
 
 
-# ------------------------------------------------------------------------------------------------------- public
-# functions
+# ----------------------------------------------------------------------------------------------------- public functions
 
 
 def generate_pairs(

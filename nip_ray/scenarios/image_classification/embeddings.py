@@ -207,8 +207,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in loaded.items()}
 
 
-# --------------------------------------------------------------------------------------------------------------- the
-# cache
+# ------------------------------------------------------------------------------------------------------------ the cache
 
 
 def cache_folder(given: str | None) -> Path:

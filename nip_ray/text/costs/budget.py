@@ -200,14 +200,12 @@ class Budget:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # How fast calls may go: requests and tokens per minute, kept by token buckets.
 #
 # - a bucket holds what comes in `BURST_S` seconds (at least one request), so that in no minute more than the limit and
-# one such burst
-# goes out; providers cut their minutes into slices of about that length. A call that needs more tokens than the bucket
-# can hold waits
-#   for it to be full and leaves a debt;
+#   one such burst goes out; providers cut their minutes into slices of about that length. A call that needs more tokens
+#   than the bucket can hold waits for it to be full and leaves a debt;
 # - first come, first served: whoever waits is not overtaken by a smaller call;
 # - a 429 is an order to all callers of a key: `pause` holds everyone back for as long as the provider asked.
 

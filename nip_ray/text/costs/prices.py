@@ -145,7 +145,7 @@ def _bytes(messages: Chat) -> int:
     return sum(utf8_length(value) for message in messages for value in message.values())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What was spent: exact sums of calls, tokens and picodollars by model, and what of it is not certain.
 
 
@@ -264,12 +264,11 @@ def sum_of(parts: Iterable[Spending]) -> Spending:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What can go wrong between us and a provider, beyond the two exceptions of `nip_ray.errors`.
 #
 # - an exception that ends a call may carry what its lost attempts can have cost, so that the records of calls need not
-# guess: a call
-#   that was refused is known to be free, one that got no answer is not;
+#   guess: a call that was refused is known to be free, one that got no answer is not;
 # - exceptions have one argument, their message, so that they survive being sent between Ray workers.
 
 Error = TypeVar("Error", bound=Exception)

@@ -328,7 +328,7 @@ def _count(row: dict[str, Any], name: str) -> int:
     return row[name]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # `ClientPool`: recorded clients of all providers that a config uses, and who of the agents speaks by which.
 #
 # - it can be sent to another process: budgets and limits are then handles of the actors that keep them.

@@ -104,7 +104,7 @@ def _permutation(num: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng(stable_seed(seed, "items", epoch)).permutation(num)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Waiting for many awaitables at once, and leaving none behind when one fails; calls that are paid for are waited for
 # all the same.
 
@@ -154,7 +154,7 @@ class PaidCalls:
             task.exception()  # who waited may be gone, and asyncio prints what nobody looks at
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Trees of replies: a node is a dialogue so far; its children are independent samples of the next round.
 
 TreePath = tuple[int, ...]
@@ -206,7 +206,7 @@ async def grow(scenario: LanguageScenario, item: Any, seed: int, k: int, play_ro
     return await below(start_dialogue(item, seed), ())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What was said, kept in full: `rollouts/NNNNNN.jsonl`, those of held-out items in `rollouts/test-NNNNNN.jsonl`.
 #
 # A line is one dialogue; of a tree, one for each leaf, with the tree's number and the leaf's path. Dialogues are
@@ -304,7 +304,7 @@ def _read(path: Path, items: Mapping[int, Any]) -> Iterator[tuple[int, tuple[int
         yield record["task"], tuple(record.get("path", ())), dialogue_from_record(record["dialogue"], item)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Holding many dialogues at once: who is asked under which key, and how many calls wait at a time.
 
 

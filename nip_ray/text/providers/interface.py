@@ -122,7 +122,7 @@ class ChecksModels(Protocol):
         ...
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # `FineTuneBackend`: what a provider of fine-tuning must be able to do, and the forms of its files (JSON lines, as
 # OpenAI defines them).
 #
@@ -200,7 +200,7 @@ def file_name(data: bytes) -> str:
     return f"nip-{hashlib.sha256(data).hexdigest()[:32]}.jsonl"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # How long to wait before something is tried again, for calls and jobs of any kind.
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
@@ -217,7 +217,7 @@ def backoff_s(
     return full * (1 - 0.5 * random.Random(stable_seed(seed, "retry", key, attempt)).random())
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Which kinds of providers there are, and the clients that are made of them. Those that ship are imported when they are
 # first needed: their libraries are large, and not everybody has all of them.
 
@@ -294,14 +294,13 @@ def fine_tune_backend(connection: Connection) -> FineTuneBackend:
     return kind.fine_tuning(connection)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # `MeteredChat`: a client with its calls counted, priced and limited, so that the client itself knows nothing of money.
 #
 # - what a call can cost at most is set aside before it, and what it cost is booked after it;
 # - a call that failed may have been billed, unless calls are free or the failure is the user's to mend (UserError): its
-# worst case is
-# booked as uncertain. A client that repeats attempts which may have been billed has to book each itself, as
-# `OpenAIChat` does.
+#   worst case is booked as uncertain. A client that repeats attempts which may have been billed has to book each
+#   itself, as `OpenAIChat` does.
 
 
 class MeteredChat:

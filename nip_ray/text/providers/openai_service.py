@@ -35,16 +35,16 @@ T = TypeVar("T")
 _USER = re.compile(r"//[^/@]*@")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What an attempt at a service failed by, and what is to be done: a table of reactions, for calls and jobs alike.
 #
 # - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed
-# (`lost`), and so
-#   may a failure of the service or of a gateway before it (any 5xx but 501): the reply may have been made before that;
+#   (`lost`), and so may a failure of the service or of a gateway before it (any 5xx but 501): the reply may have been
+#   made before that;
 # - an error is an error whatever the status: some services send it under 200;
 # - waits that the service asks for are kept, up to `MAX_WAIT_S`; a longer one ends the run with a message;
 # - what the service said stands in the message. What it may mean is added only where its words say so: the same status
-# has many causes;
+#   has many causes;
 # - nothing of the SDK's exceptions is kept: they hold requests with their headers, and so the key.
 
 Reaction = Literal["retry", "pause", "not_yet", "refused", "too_long", "rename_limit", "user", "fatal"]
@@ -241,7 +241,7 @@ def _page_text(page: str) -> str:
     return unescape(": ".join(filter(None, (" ".join(part.split()) for part in words))))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # The service.
 
 

@@ -145,12 +145,12 @@ def _valid_replies(place: LabelledNode, agent: str, positive: bool) -> list[str]
     return [turn.raw for turn in turns if turn is not None and not turn.invalid]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What trees say of their labels, as flat metrics.
 #
 # - a figure is the mean over trees (data points) of each tree's own mean over nodes, so that bushy trees do not
-# outweigh the others; with
-#   ``_std`` behind it, the standard deviation of the trees themselves (dividing by their number).
+#   outweigh the others; with ``_std`` behind it, the standard deviation of the trees themselves (dividing by their
+#   number).
 
 
 def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettings) -> dict[str, float]:

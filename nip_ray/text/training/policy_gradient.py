@@ -131,8 +131,7 @@ class PolicyGradientTrainer:
         self._warned: set[str] = set()
         self._continue_from_checkpoint()
 
-    # ------------------------------------------------------------------------------------------------------ what others
-    # call
+    # ------------------------------------------------------------------------------------------------- what others call
 
     def run_stage(self) -> Stage:
         """The warm-up, an iteration, or the end of a run that is to end at its last checkpoint; returns which.
@@ -175,8 +174,7 @@ class PolicyGradientTrainer:
         by_id = {item.id: item for item in self.items["test"]}
         return last_test(self.folder.path, self.state.iteration, by_id, self.scenario.protocol, self.kind)
 
-    # -------------------------------------------------------------------------------------------------------------
-    # iteration
+    # -------------------------------------------------------------------------------------------------------- iteration
 
     def _iteration(self, iteration: int) -> dict[str, Any]:
         """Play, learn, test where it is time to; returns the row of metrics."""
@@ -248,8 +246,7 @@ class PolicyGradientTrainer:
             )
         return scenario, self._drawn(grouped(about, size))
 
-    # --------------------------------------------------------------------------------------------------------------
-    # learning
+    # --------------------------------------------------------------------------------------------------------- learning
 
     def _learn(self, iteration: int, played: Played) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
@@ -356,8 +353,7 @@ class PolicyGradientTrainer:
                 " float32), or raise it"
             )
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # warm-up
+    # ---------------------------------------------------------------------------------------------------------- warm-up
 
     def _warm_up(self) -> None:
         """Supervised steps, first on the form of replies, then on the scenario's own examples; done again from the
@@ -424,8 +420,7 @@ class PolicyGradientTrainer:
             model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
         self._bills.book(bill)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # test
+    # ------------------------------------------------------------------------------------------------------------- test
 
     def test(self, iteration: int) -> dict[str, float]:
         """Held-out items, played as they are learned: with the agents' own temperatures; and what the scenario computes
@@ -486,8 +481,7 @@ class PolicyGradientTrainer:
         records = ({**spoken_by(task, version), **transcript_record(scenario, dialogue)} for task, dialogue in shown)
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration + 1:06d}", records), iteration + 1)
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # state
+    # ------------------------------------------------------------------------------------------------------------ state
 
     def _advance(self, iteration: int) -> None:
         """Say that `iteration` iterations are done, and keep that where a snapshot or a checkpoint is due."""

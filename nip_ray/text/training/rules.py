@@ -164,15 +164,13 @@ def rule_of(settings: Any) -> TextRule:
     return TEXT_ALGORITHMS[settings.name]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own.
 #
 # - the verifier's guesses are replaced before a rule selects, and the rule sees the other dialogues only;
 # - the schedule is the published one (Hammond and Adam-Day, ICLR 2025): iterations count from 0, so the first has the
-# whole share, and of
-# n dialogues int(share * n) are replaced, after what rounding took away is given back (0.29 of 100 is 29). Who is
-# replaced depends on
-#   (seed, iteration, agent) alone.
+#   whole share, and of n dialogues int(share * n) are replaced, after what rounding took away is given back (0.29 of
+#   100 is 29). Who is replaced depends on (seed, iteration, agent) alone.
 
 
 def replaced_guesses(dialogues: Sequence[Dialogue], agent: LearningAgent) -> tuple[list[Example], list[Dialogue]]:
@@ -204,7 +202,7 @@ def share(settings: TextTrainingSettings, iteration: int) -> float:
     return start
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # What a group of agents learns from an iteration: the lines of its fine-tuning file, made from the stored rollouts.
 
 Line = dict[str, Any]

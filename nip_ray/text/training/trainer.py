@@ -147,7 +147,7 @@ class TextTrainer:
         """The run's cost so far."""
         return self.parts.spending()
 
-    # ---------------------------------------------------------------------------------------------------------- stages
+    # ----------------------------------------------------------------------------------------------------------- stages
 
     async def _format_warmup(self) -> TextState:
         """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they
@@ -265,7 +265,7 @@ class TextTrainer:
         if state.iteration > iteration:
             self._track_models()
 
-    # ----------------------------------------------------------------------------------------------------------- parts
+    # ------------------------------------------------------------------------------------------------------------ parts
 
     def trained_groups(self) -> list[str]:
         """The groups that are fine-tuned."""
@@ -333,7 +333,7 @@ class TextTrainer:
             found |= {f"train/{name}": value for name, value in told.items()}
         return found
 
-    # ------------------------------------------------------------------------------------------------------------ jobs
+    # ------------------------------------------------------------------------------------------------------------- jobs
 
     async def _start(
         self, sets: Mapping[str, FineTuningSet], iteration: int, method: Method, rule: FineTuningSettings
@@ -454,7 +454,7 @@ class TextTrainer:
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 # Doing all stages of a run of language agents that are left, from its folder to its report.
 
 AnyTrainer: TypeAlias = "TextTrainer | PolicyGradientTrainer"

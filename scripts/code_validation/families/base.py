@@ -199,7 +199,7 @@ def _worded(text: str, shared: Mapping[str, str], rng: Random) -> str:
     return _CODE.sub(lambda match: _NAME.sub(lambda name: shared.get(name[0], name[0]), match[0]), text)
 
 
-# ------------------------------------------------------------------------------------------------------------- names
+# ---------------------------------------------------------------------------------------------------------------- names
 
 
 def _names_in(tree: ast.AST) -> list[str]:
