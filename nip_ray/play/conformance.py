@@ -1,12 +1,10 @@
-"""One call that says whether a scenario keeps its promises to the batched core.
+"""A check that a scenario meets the requirements of the batched core, in one call.
 
 Decisions that matter here:
 
-- What is asked is what play, learning and resuming rely on: an observation is a pure function of its own row and of
-  what was said before, an agent's network of its seed. A scenario that breaks this trains, and gives numbers that
-  nobody can repeat.
-- An agent must not observe what it cannot read: what is said in other channels is changed, and its observation must
-  stay.
+- It checks what play, learning and resuming rely on: an observation is a pure function of its own row and of earlier
+  messages, an agent's network of its seed. A scenario that breaks this trains, but its results cannot be repeated.
+- An agent must not observe what it cannot read: its observation must stay when messages in other channels change.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,11 +28,11 @@ _TOLERANCE = 1e-4  # of float32 sums in another order
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Raise one UserError that lists what is wrong with `scenario` (on the CPU); return quietly when nothing is found.
+    """Raise one UserError that lists the faults of `scenario` (on the CPU), if any.
 
-    Checked: instances and labels; that observations are pure, and independent of the other rows of a batch and of what
-    the agent cannot read; that networks are made of their seeds alone, know shapes, turns and parameter groups, and get
-    gradients from what they play; and that play repeats itself. Takes a second or two for a small scenario.
+    Checked: instances and labels; observations are pure, and independent of the other rows of a batch and of what the
+    agent cannot read; networks depend only on their seeds, have consistent shapes, turns and parameter groups, and get
+    gradients from play; play is deterministic. Takes a second or two for a small scenario.
     """
     before = torch.get_rng_state()
     stages = (_table_faults, _observation_faults, _network_faults, _play_faults)
@@ -73,8 +71,7 @@ def _table_faults(scenario: Scenario) -> Iterator[str]:
 
 
 def _sample(scenario: Scenario) -> tuple[Tensor, Dialogue, Tensor, Tensor]:
-    """(ids, a dialogue in which everybody said something in their turns, rounds, episode seeds), a row for each copy
-    and round."""
+    """(ids, a dialogue with messages in all turns, rounds, episode seeds), a row for each copy and round."""
     protocol, draw = scenario.protocol, generator(0, "conformance")
     rounds, count = protocol.max_rounds, _COPIES
     id_B = instance_ids(scenario, "train", stable_seed(0, "conformance"), 0, count).cpu()
@@ -158,7 +155,7 @@ def _elsewhere(scenario: Scenario, agent: str, said: Dialogue) -> Dialogue:
 
 
 def _different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
-    """The entries that differ at all: observations are gathered, not computed, so they are equal to the bit."""
+    """The entries that differ at all: observations are gathered, not computed, so they must be equal to the bit."""
     return [
         key
         for key in one.keys() | other.keys()
