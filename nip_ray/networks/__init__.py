@@ -1,2 +1,2 @@
-"""Pieces that several scenarios share: graph networks, masked transformers, heads, initialisation. Imports torch
+"""Parts of networks that several scenarios share: graph networks, masked transformers, heads, initialisation. Torch
 only."""

@@ -26,7 +26,15 @@ OPEN = (
     "docs/rllib-options.md",
     "docs/start.md",
 )
-PACKAGES = ("nip_ray/cli", "nip_ray/evaluation", "nip_ray/learning", "nip_ray/play", "nip_ray/settings", "nip_ray/text")
+PACKAGES = (
+    "nip_ray/cli",
+    "nip_ray/evaluation",
+    "nip_ray/learning",
+    "nip_ray/networks",
+    "nip_ray/play",
+    "nip_ray/settings",
+    "nip_ray/text",
+)
 PAGES = {name: page for page in pages() if not (name := str(page.relative_to(ROOT))).startswith(OPEN)}
 PATTERNS = {
     r"\b[Ww]hoever\b|\b[Ww]homever\b": "name the agent, process or caller",
