@@ -168,7 +168,7 @@ async def _answer(asked: Any) -> Any:
 
 
 def limiter_name(base_url: str, api_key: str) -> str:
-    """The name of a key's actor: it tells keys apart and tells nobody what they are."""
+    """The name of a key's actor: it identifies the key without revealing it."""
     key = hashlib.sha256(api_key.encode()).hexdigest()[:16]
     return "nip_ray-limits-" + hashlib.sha256(f"{base_url.rstrip('/')}\n{key}".encode()).hexdigest()[:24]
 

@@ -128,7 +128,7 @@ class ChecksModels(Protocol):
 
 
 class InDoubt(Exception):
-    """A creation request got no clear answer: the job may exist or come to exist."""
+    """A creation request got no clear answer: the job may exist or appear later."""
 
 
 class FineTuneBackend(Protocol):
