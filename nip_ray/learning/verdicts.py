@@ -1,4 +1,4 @@
-"""Learning signals besides sampled actions: all decisions of a turn, and all messages that a search tried.
+"""Learning signals in addition to sampled actions: all decisions of a turn, and all messages that a search tried.
 
 Sources: the gradient of the expected pay, summed over decisions: Ciosek and Whiteson, "Expected policy gradients",
 2018, equation 4, here under PPO's clipped ratio (Schulman et al. 2017, equation 7). A verifier that learns by the log

@@ -8,7 +8,7 @@ Decisions that matter here:
   they play;
 - all legal messages are tried, or the most likely if there are more than `SearchSettings.candidates`; and silence, by
   provers that a wrong verdict pays best: an attacker may be silent, and an honest prover, whose network always speaks,
-  must not come to rely on it;
+  must not rely on it;
 - the result is a distribution, and the network is taught all of it, not the drawn message, weighted by the stake.
 
 Sources: expert iteration, Anthony, Tian and Barber, "Thinking fast and slow with deep learning and tree search", 2017;
