@@ -32,6 +32,7 @@ PACKAGES = (
     "nip_ray/learning",
     "nip_ray/networks",
     "nip_ray/play",
+    "nip_ray/protocols",
     "nip_ray/scenarios",
     "nip_ray/settings",
     "nip_ray/text",
