@@ -1,5 +1,4 @@
-"""One agent alone on the labels: it plays the derived protocol in which it decides at once, and learns from what was
-right.
+"""One agent alone on the labels: it plays the derived protocol in which it decides at once, and learns from the label.
 
 The loss is in `nip_ray.learning.policy`.
 """
@@ -50,7 +49,7 @@ class SoloAgent(ProtocolAlgorithm):
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """The rows of round 0, when nothing has been said, with their labels (N,)."""
+    """The rows of round 0, without any messages, with their labels (N,)."""
 
     rows: AgentRows
     y_N: Tensor

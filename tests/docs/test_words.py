@@ -33,6 +33,7 @@ PACKAGES = (
     "nip_ray/networks",
     "nip_ray/play",
     "nip_ray/protocols",
+    "nip_ray/rllib",
     "nip_ray/scenarios",
     "nip_ray/settings",
     "nip_ray/text",
