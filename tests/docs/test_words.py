@@ -34,6 +34,7 @@ PACKAGES = (
     "nip_ray/play",
     "nip_ray/protocols",
     "nip_ray/rllib",
+    "nip_ray/runs",
     "nip_ray/scenarios",
     "nip_ray/settings",
     "nip_ray/text",
