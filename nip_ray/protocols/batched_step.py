@@ -22,8 +22,8 @@ class ProtocolState:
     bool, over without: the rounds ran out while the verifier was undecided, or cut a game off (`Protocol.cuts`). Under
     zero knowledge a verdict alone does not end a copy: the verifier is done, and `done_B` follows when the adversarial
     verifier has decided too, or when the rounds run out (which then costs no agent anything). vote_BM, grade_BM: (B, M)
-    float32, the vote of each member of a panel and its probability of acceptance, NaN for none; without a panel there
-    is no column. They differ if votes are drawn from the probabilities.
+    float32, the vote of each member of a panel and its probability of acceptance, NaN for none; without a panel they
+    have no columns. They differ if votes are drawn from the probabilities.
     """
 
     round_B: Tensor

@@ -1,4 +1,4 @@
-"""How our algorithms treat each option of RLlib's `AlgorithmConfig`: one table, for `refuse_unhonoured` and the docs.
+"""One table of how our algorithms treat each option of RLlib's `AlgorithmConfig`, for `refuse_unhonoured` and the docs.
 
 `python -m nip_ray.rllib.options` prints docs/rllib-options.md.
 """
