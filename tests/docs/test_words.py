@@ -37,6 +37,7 @@ PACKAGES = (
     "nip_ray/runs",
     "nip_ray/scenarios",
     "nip_ray/settings",
+    "nip_ray/storage",
     "nip_ray/text",
 )
 PAGES = {name: page for page in pages() if not (name := str(page.relative_to(ROOT))).startswith(OPEN)}
