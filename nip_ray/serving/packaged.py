@@ -1,4 +1,4 @@
-"""Pretrained models that Python packages carry, by name, so that a real model can be had from a package index alone."""
+"""Pretrained models in Python packages, by name, so that a real model can be installed from a package index."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from nip_ray.serving.gguf import convert_gguf
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """module, file: where the GGUF file is. install: the command that brings it. licence: a sentence. question,
-    answer: what it says at temperature 0, by which a conversion is checked."""
+    """module, file: the place of the GGUF file. install: the command to install it. licence: a sentence. question,
+    answer: its reply at temperature 0, to check a conversion."""
 
     module: str
     file: str
@@ -37,10 +37,10 @@ PACKAGED = {
 
 
 def write_packaged(name: str, folder: Path) -> str:
-    """Write the model called `name` to `folder`, unless it is there, and check what it answers; returns the sentence
-    about its licence.
+    """Write the model `name` to `folder`, unless it exists, and check its reply; returns the sentence about its
+    licence.
 
-    Raises UserError for an unknown name and where its package is missing, TrainingError for another answer.
+    Raises UserError for an unknown name and without its package, TrainingError for another reply.
     """
     if name not in PACKAGED:
         raise UserError(f"{name}: no such model; expected {', '.join(PACKAGED)}, or the path of a .gguf file")
@@ -58,7 +58,7 @@ def write_packaged(name: str, folder: Path) -> str:
 
 
 def _file_of(name: str, model: PackagedModel) -> Path:
-    found = importlib.util.find_spec(model.module)  # not imported: the package wants libraries that are not needed
+    found = importlib.util.find_spec(model.module)  # not imported: the package needs unrelated libraries
     places = [] if found is None else [Path(place) / model.file for place in found.submodule_search_locations or ()]
     file = next((place for place in places if place.is_file()), None)
     if file is None:

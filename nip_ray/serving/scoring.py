@@ -1,4 +1,4 @@
-"""Log-likelihoods of replies under a model, to measure what was learned."""
+"""Log-likelihoods of replies under a model, to measure learning."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ class Scorer:
 
     @torch.inference_mode()
     def logprob(self, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
-        """The natural logarithm of the probability that the model says exactly `completion` after `messages`, and
+        """The natural logarithm of the probability that the model replies exactly `completion` after `messages`, and
         ends."""
         said = self.chat.reply(messages, completion)
         prompt = self.chat.cut_aloud(self.chat.prompt(messages), self.chat.context - len(said))

@@ -36,6 +36,7 @@ PACKAGES = (
     "nip_ray/rllib",
     "nip_ray/runs",
     "nip_ray/scenarios",
+    "nip_ray/serving",
     "nip_ray/settings",
     "nip_ray/storage",
     "nip_ray/text",
