@@ -1,4 +1,4 @@
-"""Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See
+"""Rules about learning: algorithms, schedules, initial weights, pretraining, and evaluations that learn. See
 `nip_ray.config.rules`."""
 
 from collections.abc import Iterator, Sequence
@@ -27,21 +27,21 @@ from nip_ray.storage.sources import is_artifact
 
 
 def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
-    """Somebody must learn. (That each schedule lets its agent learn is a rule of its own.)"""
+    """At least one agent must learn. (Another rule checks that each schedule lets its agent learn.)"""
     if playing(config) is None or isinstance(config.algorithm, SoloSettings):
-        return  # its agents are not known here; of the one that learns alone another rule speaks
+        return  # its agents are not known here; another rule covers a solo agent
     if not any(learns(agent) for _, agent in players(config).values()):
         names = ", ".join(players(config))
         yield f"scenario.agents: nobody learns ({names}), let one be learned with an agent_lr_factor above 0"
 
 
 def learns(agent: AgentSettings) -> bool:
-    """Return True if training changes anything of an agent with these settings."""
+    """Return True if training changes any part of an agent with these settings."""
     return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
 
 
 def own_settings(config: ExperimentConfig) -> Iterator[str]:
-    """What agents have of their own is for agents that learn."""
+    """An agent's own learning settings require that it learns."""
     for agent in config.algorithm.agents if isinstance(config.algorithm, OnPolicySettings) else ():
         key = f"algorithm.agents.{agent}"
         if agent == DEFAULT:
@@ -53,7 +53,7 @@ def own_settings(config: ExperimentConfig) -> Iterator[str]:
 
 
 def stackelberg(config: ExperimentConfig) -> Iterator[str]:
-    """A sequence has a place for everyone, and is there where it is needed."""
+    """A sequence has a place for every agent, and is present if needed."""
     rule = config.algorithm
     if not isinstance(rule, StackelbergSettings):
         return
@@ -72,8 +72,7 @@ def stackelberg(config: ExperimentConfig) -> Iterator[str]:
 
 
 def solo(config: ExperimentConfig) -> Iterator[str]:
-    """Whoever learns alone plays, can learn, and has labels to learn from; nothing is played that workers could
-    share."""
+    """A solo agent plays, can learn, and has labels to learn from; there is no play to share among workers."""
     rule = config.algorithm
     if not isinstance(rule, SoloSettings):
         return
@@ -102,8 +101,8 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
 
 
 def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str, ...]:
-    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: those named, else all that
-    learn."""
+    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: the named ones, else all
+    that learn."""
     rule = config.algorithm
     if not isinstance(rule, DQNSettings):
         return ()
@@ -111,7 +110,7 @@ def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str
 
 
 def dqn(config: ExperimentConfig) -> Iterator[str]:
-    """Deep Q-learning: its roles play, learn, and choose one symbol; greedy play is what is examined."""
+    """Deep Q-learning: its roles play, learn, and choose one symbol; evaluations are greedy."""
     rule = config.algorithm
     if not isinstance(rule, DQNSettings):
         return
@@ -140,7 +139,7 @@ def dqn(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterator[str]:
-    """What is wrong with one trained role."""
+    """The faults of one trained role."""
     own = role_settings(rule, role)
     source = f"algorithm.roles.{role if role in rule.roles else DEFAULT}"
     if own.batch_size < config.learners.num_learners:
@@ -166,7 +165,7 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
 
 
 def schedules(config: ExperimentConfig) -> Iterator[str]:
-    """Schedules are complete, are for agents that learn, and let them learn."""
+    """Schedules are complete, belong to agents that learn, and let them learn."""
     for agent, schedule in config.schedules.items():
         key = f"schedules.{agent}"
         if (fault := stranger(config, agent)) is not None:
@@ -190,8 +189,7 @@ def schedules(config: ExperimentConfig) -> Iterator[str]:
 
 
 def first_weights(config: ExperimentConfig) -> Iterator[str]:
-    """Weights of other runs are for agents that have weights, and are there. (Whether they fit is seen when they are
-    read.)"""
+    """Initial weights are for agents that have weights, and exist. (Whether they fit is checked when they are read.)"""
     for agent, source in config.initial_weights.items():
         key = f"initial_weights.{agent}"
         if (fault := stranger(config, agent)) is not None:
@@ -209,13 +207,13 @@ def first_weights(config: ExperimentConfig) -> Iterator[str]:
 
 def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str]:
     if is_artifact(run_dir):
-        return  # what it holds is seen when it is fetched
+        return  # checked when it is fetched
     path = Path(run_dir)
     if not run_dir:
         yield f"{key}.run_dir: missing, name the folder of another run"
     elif not (path / "config.yaml").is_file():
         yield f"{key}.run_dir: {run_dir}: no run here, name the folder of one"
-    elif not (path / EXPORTED).is_file():  # an export is weights
+    elif not (path / EXPORTED).is_file():  # an export has weights
         folder = path / "checkpoints"
         found = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
         if not found:
@@ -226,7 +224,7 @@ def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str
 
 
 def pretraining(config: ExperimentConfig) -> Iterator[str]:
-    """Those who are pretrained play, have bodies, and are named once; there are labels to learn from."""
+    """Pretrained agents play, have bodies, and are named once; there are labels to learn from."""
     settings, key = config.pretraining, "pretraining.agents"
     if not settings.agents:
         return
@@ -249,7 +247,7 @@ def pretraining(config: ExperimentConfig) -> Iterator[str]:
 
 
 def message_regression(config: ExperimentConfig) -> Iterator[str]:
-    """Those whose messages are read play, and there are labels to be read from them."""
+    """Agents whose messages are read play, and there are labels to predict."""
     settings, key = config.evaluation.message_regression, "evaluation.message_regression"
     if not settings.enabled:
         return
@@ -262,8 +260,7 @@ def message_regression(config: ExperimentConfig) -> Iterator[str]:
 
 
 def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str | None:
-    """Why `agent` has no part in the experiment, and what would be right; None where it has, or where that is not known
-    here."""
+    """Why `agent` has no part in the experiment, and the valid agents; None if it has, or if that is not known here."""
     rule, known = config.algorithm, playing(config)
     if known is None:
         return None
