@@ -28,6 +28,7 @@ OPEN = (
 )
 PACKAGES = (
     "nip_ray/cli",
+    "nip_ray/cluster",
     "nip_ray/config",
     "nip_ray/environments",
     "nip_ray/evaluation",
