@@ -30,6 +30,7 @@ PACKAGES = (
     "nip_ray/cli",
     "nip_ray/cluster",
     "nip_ray/config",
+    "nip_ray/drivers",
     "nip_ray/environments",
     "nip_ray/evaluation",
     "nip_ray/learning",

@@ -1,4 +1,4 @@
-"""The agents that nip_ray ships, by the name that settings give them."""
+"""The built-in agents, by name."""
 
 from typing import Any
 
