@@ -1,4 +1,4 @@
-"""Removing temporary folders, whatever a program left in them. By then no process of the program is left to move
+"""Remove temporary folders with any content that a program left. No process of the program is left by then to move
 things."""
 
 import contextlib
