@@ -30,10 +30,9 @@ def generator(seed: int, *purpose: str | int, device: "torch.device | str" = "cp
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draws from torch's global generator of the processor begin at `seed` inside, and go on afterwards as if there had
-    been none.
+    """Within it, torch's global CPU generator starts at `seed`; its former state is restored afterwards.
 
-    Not `torch.manual_seed`, which keeps the stack of every call for devices that may come.
+    Not `torch.manual_seed`, which keeps the stack of every call for future devices.
     """
     import torch
 

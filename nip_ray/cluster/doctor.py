@@ -185,7 +185,7 @@ def _fault_of_import(module: str) -> str:
 
 
 def _again(distribution: str) -> str:
-    """How to reinstall it, with the extras and the range that the project needs."""
+    """The command that reinstalls it, with the extras and the range that the project needs."""
     wanted = distribution
     with suppress(metadata.PackageNotFoundError):
         wanted = next((_plain(one) for one in _needs(PROJECT) if one.name == distribution), distribution)

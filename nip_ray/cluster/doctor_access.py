@@ -221,7 +221,7 @@ def ports() -> Iterator[Found]:
 
 
 def mend_of_exposed(role: str, host: str, asks: str, tokens: bool) -> str:
-    """How to protect a server that only this machine should reach; "" if it is not reachable from others.
+    """The way to protect a server that only this machine should reach; "" if it is not reachable from others.
 
     asks: its configured address. tokens: True if it requires them.
     """

@@ -96,7 +96,7 @@ def check_cluster(
 def missing(
     bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], keys: Mapping[str, str] = _KEYS
 ) -> str:
-    """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; "" if they fit. keys: to
+    """The shortage of `nodes` (resources of each) for `bundles`, and what would fit, in words; "" if they fit. keys: to
     lower."""
     has = {name: sum(float(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU")}
     asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}

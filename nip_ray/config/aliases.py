@@ -41,7 +41,7 @@ def other_words(name: str) -> set[str]:
 
 
 def word_for(name: str, names: Collection[str], where: str = "") -> str:
-    """The name among `names` that `name` stands for: itself, or the target of an alias, which is reported once. where:
+    """The name among `names` that `name` means: itself, or the target of an alias, which is reported once. where:
     prefix of the message."""
     word = ALIASES.get(name, name)
     if name in names or word not in names:
