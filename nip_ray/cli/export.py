@@ -1,4 +1,4 @@
-"""`nip-ray export ...`: what other tools read of a run."""
+"""`nip-ray export ...`: runs in the formats of other tools."""
 
 import sys
 from contextlib import redirect_stdout

@@ -64,7 +64,7 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
 
 
 def _plain(text: str) -> str:
-    """Texts of runs, which others have written, as a terminal can show them without obeying them."""
+    """Texts of runs, which are untrusted, without terminal control characters."""
     from nip_ray.play.transcripts import visible
 
     return visible(text.encode(errors="replace").decode())

@@ -29,7 +29,7 @@ ALIASES = {
     "rehearsal": "format_warmup",
     "rehearsal_tuning": "format_warmup_tuning",
 }
-"""Alias -> the name it stands for, in settings that have this one and not the alias."""
+"""Alias -> the actual name, in settings that have this one and not the alias."""
 _ALTERNATIVES = ("minibatch_size", "minibatch_copies")  # two names for one thing, of which a config gives one
 
 

@@ -32,7 +32,7 @@ RESAMPLES = 2000
 MIN_SEEDS = 5  # with fewer, normality cannot be checked, so claims are limited to these runs
 Z95 = 1.959963984540054  # the normal quantile of 0.975
 FREE_KEYS: tuple[str, ...] = ("seed", *sections(ExperimentConfig, "affects_numbers", False))
-"""Config sections in which runs of one group may differ: besides the seed, none affects learning."""
+"""Config sections in which runs of one group may differ: apart from the seed, none affects learning."""
 
 Array = npt.NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.past import PastPlay
 
 PROBE_S = 1.0
-"""How long an iteration waits for a lost env runner to return."""
+"""Seconds that an iteration waits for a lost env runner to return."""
 _DEATH_S = 30.0  # maximum time for Ray to notice that a process is gone
 
 

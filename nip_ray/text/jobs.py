@@ -149,11 +149,11 @@ def _parse(line: bytes, where: str) -> Entry:
 _MAX_DOUBTS = 10  # requests without a clear answer in one process before the provider counts as broken
 _PATIENCE_S = 26 * 3600.0  # for a busy provider: a daily limit is over after a day
 NAMELESS_S = 300.0
-"""How long a provider is queried for the model of a job that succeeded."""
+"""Seconds for which a provider is queried for the model of a job that succeeded."""
 UNKNOWN_S = 3600.0
-"""How long to wait for a job with an unknown status."""
+"""Seconds to wait for a job with an unknown status."""
 CANCEL_S = 300.0
-"""How long a cancelled job may keep running."""
+"""Seconds for which a cancelled job may keep running."""
 
 
 class Busy(InDoubt):
