@@ -51,7 +51,7 @@ def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]
     `settings`.
     """
     if not callable(build):
-        raise UserError(f"register_scenario: {build!r} is no function of (protocol, settings)")
+        raise UserError(f"register_scenario: {build!r} is not a function of (protocol, settings)")
     SCENARIOS[add("scenario", settings)] = build
 
 
@@ -65,7 +65,7 @@ def register_language_scenario(kind: LanguageScenarioKind) -> None:
         raise UserError(f"register_language_scenario: {kind!r} is no LanguageScenarioKind")
     for name in ("build", "items", "read_item", "write_item"):
         if not callable(given := getattr(kind, name)):
-            raise UserError(f"register_language_scenario: {name}: {given!r} is no function")
+            raise UserError(f"register_language_scenario: {name}: {given!r} is not a function")
     LANGUAGE_SCENARIOS[add("language_scenario", kind.settings)] = kind
 
 
@@ -83,7 +83,7 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
         isinstance(config, type) and issubclass(config, ProtocolAlgorithmConfig) and hasattr(config, "settings_class")
     ):
         raise UserError(
-            f"register_algorithm: {config!r} is no subclass of ProtocolAlgorithmConfig with a settings_class"
+            f"register_algorithm: {config!r} is not a subclass of ProtocolAlgorithmConfig with a settings_class"
         )
     ALGORITHMS[add("algorithm", config.settings_class)] = config
     send_by_value(config)
@@ -124,7 +124,7 @@ def register_provider(
 
     for given in (chat, *([] if fine_tuning is None else [fine_tuning])):
         if not callable(given):
-            raise UserError(f"register_provider: {given!r} is no function of a Connection")
+            raise UserError(f"register_provider: {given!r} is not a function of a Connection")
     if getattr(settings, "fine_tunes", False) != (fine_tuning is not None):
         raise UserError(
             "register_provider: set `fine_tunes = True` in the settings and give `fine_tuning`, or leave both out"

@@ -204,7 +204,7 @@ def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
         register_algorithm(OnPolicySettings)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is no LanguageScenarioKind"):
         register_language_scenario(Mine)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="items: 3 is no function"):
+    with pytest.raises(UserError, match="items: 3 is not a function"):
         register_language_scenario(LanguageScenarioKind(Mine, len, 3, len))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is no TextRule"):
         register_text_algorithm(Mine)  # type: ignore[arg-type]
@@ -223,8 +223,8 @@ def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
         ((TokenTrainingSettings,), {"advantages": len, "loss": len, "figures": len}, "figures is for"),
         ((), {"examples": len, "loss": len}, "loss is for"),
         ((), {"pairs": len}, "set `replaces_guesses = False`"),
-        ((), {"examples": 3}, "examples: 3 is no function"),
-        ((TokenTrainingSettings,), {"advantages": len, "loss": None}, "loss: None is no function"),
+        ((), {"examples": 3}, "examples: 3 is not a function"),
+        ((TokenTrainingSettings,), {"advantages": len, "loss": None}, "loss: None is not a function"),
     ],
 )
 def test_a_rule_of_language_models_is_of_one_piece(bases: Any, given: dict[str, Any], said: str) -> None:

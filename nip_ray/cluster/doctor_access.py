@@ -76,7 +76,7 @@ def token() -> Iterator[Found]:
         what = "RAY_AUTH_MODE turns Ray's tokens off" + (
             "" if mode.lower() == "disabled" else " (it is neither `token` nor `disabled`)"
         )
-        yield "note", f"{what}: whoever reaches a port of Ray can run programs as you", "export RAY_AUTH_MODE=token"
+        yield "note", f"{what}: anyone who reaches a port of Ray can run programs as you", "export RAY_AUTH_MODE=token"
     path = Path(named) if named else Path(os.path.expanduser("~")) / ".ray" / "auth_token"
     held = False
     with suppress(OSError), path.open("rb") as file:
@@ -105,7 +105,7 @@ def token() -> Iterator[Found]:
     else:
         try:
             if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
-                raise PermissionError(1, "it is there, and is no file that can be written")
+                raise PermissionError(1, "it exists, but is not a file that can be written")
             with made(path.parent), tempfile.TemporaryFile(dir=path.parent):
                 yield "ok", f"no token yet: the first run that starts Ray writes one to {path}"
         except OSError as error:
@@ -143,7 +143,7 @@ def cluster() -> Iterator[Found]:
         yield "ok", f"{says} {host}:{port}, which answers: runs join it"
     if address not in ("", "local", "auto") and not is_loopback(host) and not _wants_tokens():
         what = (
-            f"RAY_ADDRESS names another machine ({host}) without tokens: whoever reaches it can run programs in"
+            f"RAY_ADDRESS names another machine ({host}) without tokens: anyone who reaches it can run programs in"
             " your run"
         )
         mend = "give the cluster a token (docs.ray.io, token authentication) and export RAY_AUTH_MODE=token"

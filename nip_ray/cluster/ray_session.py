@@ -111,7 +111,7 @@ def secure_token() -> None:
         if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
             path.chmod(0o600)
     except OSError as error:
-        hint = "mend it, or give a token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
+        hint = "fix it, or give a token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
         raise UserError(f"{path}: Ray's token cannot be kept there ({error.strerror}); {hint}") from error
 
 

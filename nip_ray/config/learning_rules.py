@@ -32,7 +32,7 @@ def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
         return  # its agents are not known here; another rule covers a solo agent
     if not any(learns(agent) for _, agent in players(config).values()):
         names = ", ".join(players(config))
-        yield f"scenario.agents: nobody learns ({names}), let one be learned with an agent_lr_factor above 0"
+        yield f"scenario.agents: no agent learns ({names}), set agent_lr_factor above 0 for one"
 
 
 def learns(agent: AgentSettings) -> bool:
@@ -65,10 +65,10 @@ def stackelberg(config: ExperimentConfig) -> Iterator[str]:
         if (fault := stranger(config, agent)) is not None:
             yield f"{key}: {agent} is {fault}"
         if named.count(agent) > 1:
-            yield f"{key}: {agent} stands in it {named.count(agent)} times, name everyone once"
+            yield f"{key}: {agent} is in it {named.count(agent)} times, name each once"
     missing = [agent for agent in playing(config) or () if agent not in named]
     if missing:
-        yield f"{key}: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no place in it, name everyone once"
+        yield f"{key}: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no place in it, name each once"
 
 
 def solo(config: ExperimentConfig) -> Iterator[str]:
@@ -95,8 +95,8 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
             )
     if config.play.num_env_runners:
         yield (
-            f"play.num_env_runners: got {config.play.num_env_runners}, but who learns alone plays with nobody, set it"
-            " to 0"
+            f"play.num_env_runners: got {config.play.num_env_runners}, but an agent that learns alone does not"
+            " play, set it to 0"
         )
 
 
@@ -243,7 +243,7 @@ def pretraining(config: ExperimentConfig) -> Iterator[str]:
                 " leave it out"
             )
         if settings.agents.count(agent) > 1:
-            yield f"{key}: {agent} is named {settings.agents.count(agent)} times, name everyone once"
+            yield f"{key}: {agent} is named {settings.agents.count(agent)} times, name each once"
 
 
 def message_regression(config: ExperimentConfig) -> Iterator[str]:

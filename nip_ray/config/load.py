@@ -350,7 +350,7 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
         if isinstance(at, list):
             if not part.isdecimal() or int(part) >= len(at):
                 raise UserError(
-                    f"--set {override}: {here} is a list of {len(at)}; {part!r} is no index from 0 to {len(at) - 1}"
+                    f"--set {override}: {here} is a list of {len(at)}; {part!r} is not an index from 0 to {len(at) - 1}"
                 )
             step: Any = int(part)
         elif isinstance(at, dict):

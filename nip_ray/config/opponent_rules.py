@@ -72,9 +72,9 @@ def _who_meets(config: ExperimentConfig | TextExperimentConfig, pool: OpponentSe
                 " it out"
             )
         elif pool.agents is not None and pool.agents.count(agent) > 1:
-            yield f"opponents.agents: {agent} is named {pool.agents.count(agent)} times, name everyone once"
+            yield f"opponents.agents: {agent} is named {pool.agents.count(agent)} times, name each once"
     if len(learners) < 2:
-        yield f"opponents: only {', '.join(learners) or 'nobody'} learns, so nobody has a past to meet, leave it out"
+        yield f"opponents: only {', '.join(learners) or 'nobody'} learns, so there are no past opponents, leave it out"
     if isinstance(config, ExperimentConfig):
         total, unit, key = config.play.num_copies, "copies", "play.num_copies"
     else:

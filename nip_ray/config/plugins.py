@@ -86,7 +86,7 @@ def refuse_unknown(data: Mapping[str, Any], name: str) -> None:
     ):
         raise UserError(
             f"{name}: names code to import ({', '.join(unknown)}) that no run on this machine has used; if you trust"
-            " whoever made this folder, put --trust before the verb (nip-ray --trust ...)"
+            " the author of this folder, put --trust before the verb (nip-ray --trust ...)"
         )
 
 

@@ -165,8 +165,7 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
         if settings.max_invalid_replies != 1:
             got = settings.max_invalid_replies
             yield (
-                f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked"
-                " again, set it to 1"
+                f"{place}.max_invalid_replies: got {got}, but an agent that learns has one reply in a turn, set it to 1"
             )
         if settings.temperature == 0:
             yield f"{place}.temperature: got 0, but {agent} learns from what it draws, use a number > 0 (such as 1)"

@@ -47,13 +47,13 @@ def search(config: ExperimentConfig) -> Iterator[str]:
         if (fault := stranger(config, agent)) is not None:
             yield f"search.agents: {agent} is {fault}"
         elif agent not in table.provers:
-            yield f"search.agents: {agent} is no prover, expected some of {', '.join(table.provers)}"
+            yield f"search.agents: {agent} is not a prover, expected some of {', '.join(table.provers)}"
         elif config.search.agents is not None and config.search.agents.count(agent) > 1:
-            yield f"search.agents: {agent} is named {config.search.agents.count(agent)} times, name everyone once"
+            yield f"search.agents: {agent} is named {config.search.agents.count(agent)} times, name each once"
         elif not learns(agent_settings(config, agent)):
             yield f"search.agents: {agent} never learns (scenario.agents.{source_of(config, agent)}), leave it out"
     if config.search.agents is None and not searchers(config):
-        yield "search: no prover learns, so nobody would be taught, leave it out"
+        yield "search: no prover learns from it, leave it out"
 
 
 def worth_unknown(table: Protocol) -> str | None:

@@ -290,7 +290,7 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
     settings = language_agents(config)
     if settings and not rerun and config.iterations > 1 and all(agent.frozen for agent in settings.values()):
         yield (
-            f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to"
+            f"scenario.agents: no agent learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to"
             " measure only"
         )
 

@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands here twice", key.start_mark
+                        None, None, f"the key {key.value!r} is here twice", key.start_mark
                     )
                 seen.add((key.tag, key.value))
         return node

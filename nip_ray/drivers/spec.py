@@ -99,7 +99,7 @@ def _check(settings: RunnerSettings) -> None:
     names = names_of(settings)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"learners: the name {', '.join(twice)} stands twice, expected a different one for each")
+        raise UserError(f"learners: the name {', '.join(twice)} is used twice, expected a different one for each")
     if settings.driver.name == "manual" and settings.environment.shared and len(names) > 1:
         raise UserError(
             "driver.name: got manual, which has one learner an environment; expected environment.shared: false, or"
@@ -137,7 +137,7 @@ def _check_kind(where: str, learner: LearnerSettings, played: bool) -> None:
         )
     if learner.network != NetworkSettings():
         raise UserError(
-            f"{where}.network: an experiment's networks stand in its config, change scenario.agents there or in changes"
+            f"{where}.network: an experiment's networks are in its config, change scenario.agents there or in changes"
         )
     for change in chosen.changes:
         key = change.partition("=")[0].strip()

@@ -29,7 +29,7 @@ TURN = {
         f"p_{name}": (pa.float64(), f"of a network's decision that could count: its probability of {name}")
         for name in DECISIONS
     },
-    "reasoning": (pa.string(), "what a language model wrote for itself, which nobody was shown"),
+    "reasoning": (pa.string(), "private reasoning of a language model, which no agent was shown"),
     "more": (
         pa.string(),
         "JSON of what else the record has, such as retries, truncated, invalid, linear; null for nothing",

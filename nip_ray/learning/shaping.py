@@ -53,7 +53,7 @@ def check_sequence(agents: Collection[str], sequence: Sequence[Sequence[str]]) -
         found.append("has an empty group")
     if found:
         raise UserError(
-            f"stackelberg_sequence {'; it '.join(found)}: each of {', '.join(agents)} must stand in exactly one group,"
+            f"stackelberg_sequence {'; it '.join(found)}: each of {', '.join(agents)} must be in exactly one group,"
             " leaders first"
         )
 

@@ -364,7 +364,7 @@ def _turn_faults(protocol: Protocol) -> Iterator[str]:
     yield from _zero_knowledge_faults(protocol, protocol.zero_knowledge)
     table = protocol.turn_table_SKAC
     for seed_class, round in (~table.flatten(2).any(-1)).nonzero().tolist():
-        yield f"nobody speaks in round {round} (seed class {seed_class})"
+        yield f"no agent speaks in round {round} (seed class {seed_class})"
     if protocol.verifier is None:
         return
     for agent, place in zip(protocol.verifiers, protocol.verifier_indices):

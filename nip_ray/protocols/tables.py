@@ -421,7 +421,7 @@ def build(name: str, **params: Any) -> Protocol:
         raise UserError(f"protocol.{fault}")
     if made.zero_knowledge and name in BOUND_TO_SCENARIO:
         raise UserError(
-            f"protocol.zero_knowledge: not available for {name!r}, which is no proof but a game; set it to false"
+            f"protocol.zero_knowledge: not available for {name!r}, which is a game, not a proof; set it to false"
         )
     protocol = table_of(name, made)
     check(protocol)

@@ -297,7 +297,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         ):
             for name in named:
                 if name not in agents:
-                    raise UserError(f"{key}: {name!r} is no agent of this game, {suggest(str(name), agents)}")
+                    raise UserError(f"{key}: {name!r} is not an agent of this game, {suggest(str(name), agents)}")
         for agent, own in self.algorithm_config_overrides_per_module.items():
             if {*own} - ({"lr"} & self._rule_names()):
                 takes = "lr" if "lr" in self._rule_names() else "nothing; set roles"

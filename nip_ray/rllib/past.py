@@ -61,7 +61,8 @@ class PastOpponents:
         for agent in settings.agents or learners:
             if agent not in learners or not any(agent != other for other in learners):
                 raise UserError(
-                    f"opponents.agents: {agent} does not learn, or nobody else does; learners are {', '.join(learners)}"
+                    f"opponents.agents: {agent} does not learn, or no other agent does; learners are"
+                    f" {', '.join(learners)}"
                 )
 
     def take(self, iteration: int, current: Callable[[], Weights]) -> None:

@@ -63,7 +63,7 @@ class PageServer(ThreadingHTTPServer):
             reason = error.strerror if isinstance(error, OSError) else "it must be below 65536"
             if host != ADDRESS and not _can_be_bound(host, self.address_family):
                 raise UserError(
-                    f"--host {host}: is no address of this machine ({reason}); name one, or 0.0.0.0 for all of them"
+                    f"--host {host}: is not an address of this machine ({reason}); name one, or 0.0.0.0 for all of them"
                 ) from None
             raise UserError(
                 f"--port {port}: cannot be listened on ({reason}); choose another, or leave it out for a free one"

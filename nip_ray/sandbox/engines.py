@@ -129,7 +129,7 @@ def job_for(
     for name in files:
         if name in (MAIN, ".", "..") or not name or "/" in name or "\0" in name:
             raise UserError(
-                f"files: {name!r} cannot stand beside the program; give plain names without folders, other than {MAIN}"
+                f"files: {name!r} cannot be beside the program; give plain names without folders, other than {MAIN}"
             )
     names, folder = (MAIN, *files), os.path.join(place(), f"nip-sandbox-{secrets.token_hex(8)}")
     command, stop, env = [f"{folder}/env/bin/python", "-B", MAIN], [], variables(f"{folder}/box")
@@ -192,7 +192,7 @@ def engine_for(settings: SandboxSettings) -> str | None:
     if settings.isolation == "trusted":
         return None
     if settings.isolation != "isolated":
-        raise UserError(f"isolation: {settings.isolation} is no level; expected: trusted or isolated")
+        raise UserError(f"isolation: {settings.isolation} is not a level; expected: trusted or isolated")
     return _working(os.environ.get("PATH", ""), settings.container_image)
 
 

@@ -67,5 +67,7 @@ def language_kind(settings: Any) -> LanguageScenarioKind:
     unknown name."""
     if settings.name not in LANGUAGE_SCENARIOS:
         known = ", ".join(LANGUAGE_SCENARIOS)
-        raise UserError(f"scenario.name: {settings.name!r} is no scenario of language models, expected one of {known}")
+        raise UserError(
+            f"scenario.name: {settings.name!r} is not a scenario of language models, expected one of {known}"
+        )
     return LANGUAGE_SCENARIOS[settings.name]

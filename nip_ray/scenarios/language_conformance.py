@@ -81,7 +81,7 @@ def _item_faults(
         for split, found in items.items()
     }
     if kind.held_out and (both := set(records["train"]) & set(records["test"])):
-        yield f"{len(both)} items stand in train and in test; hold others out, or say held_out=False"
+        yield f"{len(both)} items are in train and in test; hold others out, or say held_out=False"
     for item in (found[0] for found in items.values()):
         if kind.read_item(json.loads(json.dumps(kind.write_item(item)))) != item:
             yield "read_item does not give back what write_item wrote (lists for tuples?)"

@@ -322,7 +322,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not intact:
         raise _Damaged(f"{MANIFEST} does not match its own checksum")
     if not well_formed:
-        raise _Damaged(f"{MANIFEST} lists what is no file of a checkpoint, or not {STATE}")
+        raise _Damaged(f"{MANIFEST} lists files that are not of a checkpoint, or not {STATE}")
     return manifest
 
 
@@ -368,7 +368,7 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is no file of safetensors ({error})") from None
+        raise UserError(f"{path} is not a safetensors file ({error})") from None
 
 
 def _kind(error: Exception) -> str:
@@ -423,7 +423,7 @@ def _check_state(value: Any, where: str) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where} is {value}, which JSON does not have; put it into `tensors`")
     elif value is not None and not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{where}: a {type(value).__name__} is no plain JSON value")
+        raise ValueError(f"{where}: a {type(value).__name__} is not a plain JSON value")
 
 
 def _checked_name(name: str) -> str:

@@ -475,9 +475,7 @@ def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple
         if row is None:
             if torn_tail and number == len(lines):
                 break
-            raise UserError(
-                f"{path}: line {number} of {len(lines)} is damaged; mend or remove it, or go back to a copy"
-            )
+            raise UserError(f"{path}: line {number} of {len(lines)} is damaged; fix or remove it, or go back to a copy")
         check_version(row.pop("version"), VERSION, f"{path}: line {number}")
         rows.append((row, line))
     return rows

@@ -193,7 +193,7 @@ def config_of(text: str) -> tuple[dict[str, Any], str]:
             raise OverflowError
         found = load_bounded(text, _LOADER)
     except OverflowError:
-        return {}, f"{CONFIG} is no config: more than {_MAX_DEEP} levels or {MOST:,} values"
+        return {}, f"{CONFIG} is not a config: more than {_MAX_DEEP} levels or {MOST:,} values"
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}, f"{CONFIG} is not YAML"
     return (found, "") if isinstance(found, dict) else ({}, f"{CONFIG} holds no keys")

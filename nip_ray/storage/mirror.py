@@ -222,7 +222,7 @@ def fetch_copy(url: str, run_dir: Path) -> bool:
         there = CONFIG in Store(place).files()
     except OSError as error:
         raise UserError(
-            f"--or-resume: {place.url} cannot be asked for the run ({one_line(error)}); mend that, or leave"
+            f"--or-resume: {place.url} cannot be queried for the run ({one_line(error)}); fix that, or leave"
             " --or-resume out"
         ) from None
     if there:
@@ -239,8 +239,8 @@ def local_run(source: Path | str, into: Path | None = None) -> Path:
     if _ANY_SCHEME.match(text) is None or (not is_mirror(text) and Path(text).exists()):
         if into is not None:
             raise UserError(
-                f"{text} is a folder here already; another one (--run-dir) is for a run that is fetched from s3:// or"
-                " the like"
+                f"{text} is a folder here already; another one (--run-dir) is for a run that is fetched from a"
+                " store (s3://...)"
             )
         return Path(text)
     place = place_of(text, "the run to fetch")
@@ -280,7 +280,7 @@ def _complete(store: Store) -> list[str]:
     for name in found:
         if store.leads_out(name):
             raise UserError(
-                f"{store.place.url}: {name!r} would lie outside its folder; nothing was fetched, this is no copy that"
+                f"{store.place.url}: {name!r} would be outside its folder; nothing was fetched, this is not a copy that"
                 " nip_ray made"
             )
     if CONFIG not in found:

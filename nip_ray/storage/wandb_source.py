@@ -51,7 +51,7 @@ def fetch(source: str, into: Path) -> Path:
                 raise UserError(f"{source}: {entry.path} only points at {entry.ref}; {hint}")
             if (path := PurePosixPath(entry.path)).is_absolute() or ".." in path.parts or "\\" in entry.path:
                 raise UserError(
-                    f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's"
+                    f"{source}: {entry.path!r} would be outside its folder; the artifact is not one of nip_ray's"
                 )
         try:
             folder.mkdir()
@@ -92,7 +92,7 @@ def require_key(what: str, otherwise: str) -> None:
     if key is None:
         raise UserError(f"{what}, but there is no key: set WANDB_API_KEY or run `wandb login`, {otherwise}")
     if problem := compat.fault_of_key(key):
-        raise UserError(f"{what}, but WANDB_API_KEY (or the key of `wandb login`) is no key: {problem}")
+        raise UserError(f"{what}, but WANDB_API_KEY (or the key of `wandb login`) is not a key: {problem}")
 
 
 def api_key() -> str | None:

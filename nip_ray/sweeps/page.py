@@ -110,7 +110,7 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
         ],
         tone="" if summary.best is None else "good" if summary.best.complete else "bad",
         footer=(
-            "Each trial has a run folder with a report of its own in trials/. Every figure is defined in"
+            "Each trial has a run folder with a report of its own in trials/. Every metric is defined in"
             " docs/metrics.md."
         ),
     )

@@ -246,7 +246,7 @@ def from_tune(space: Space, value: Any) -> Any:
         encoded = _encoded(space, own)
         if type(encoded) is type(value) and encoded == value:
             return own
-    raise ValueError(f"{value!r:.100} is no value of {space.kind}")
+    raise ValueError(f"{value!r:.100} is not a value of {space.kind}")
 
 
 def _encoded(space: Space, value: Any) -> Any:

@@ -296,7 +296,7 @@ def _step(at: Any, part: str, dotted: str) -> str | int:
     if isinstance(at, dict):
         return part
     if not part.isdecimal() or int(part) >= len(at):
-        raise UserError(f"{dotted}: {part!r} is no index of a list of {len(at)}")
+        raise UserError(f"{dotted}: {part!r} is not an index of a list of {len(at)}")
     return int(part)
 
 
@@ -421,7 +421,7 @@ def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
     """PBT changes settings during training and moves weights between trials."""
     settings = spec.settings
     if all(space.kind == "grid" for space in spec.spaces.values()):
-        yield "sweep.scheduler.name: pbt changes settings as it goes, so it needs a space that is no grid"
+        yield "sweep.scheduler.name: pbt changes settings as it goes, so it needs a space that is not a grid"
     if settings.seeds:
         yield (
             "sweep.seeds: under pbt trials take over each other's weights and settings, so seeds cannot be compared,"

@@ -193,7 +193,7 @@ def headline(summary: Summary) -> str:
     """The result in one sentence."""
     best, tried = summary.best, len(summary.settings)
     if best is None:
-        return f"No trial has the figure {summary.metric}."
+        return f"No trial has the metric {summary.metric}."
     name = label(best, summary) or "the only setting"
     figure = known(best)
     if not best.figures:

@@ -263,7 +263,7 @@ async def _over(backend: FineTuneBackend, job: FineTuneJob) -> FineTuneJob:
         if job.status in FINAL:
             doubt = (NAMELESS_S, "succeeded, but the provider has named no model")
         elif job.unknown is not None:
-            doubt = (UNKNOWN_S, f"has been {job.unknown!r}, which is no status that is known here,")
+            doubt = (UNKNOWN_S, f"has been {job.unknown!r}, which is an unknown status,")
         if doubt is not None:
             ends = ends if doubt == before else time.monotonic() + doubt[0]
             if time.monotonic() >= ends:

@@ -103,7 +103,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "scenario.agents.verifier.agent_lr_factor.actor is 0",
     ),
     (learning("solo", minibatch_size=257), "algorithm.minibatch_size", "256 frames"),
-    (learning("solo") | {"play": {"num_env_runners": 2}}, "play.num_env_runners", "plays with nobody, set it to 0"),
+    (learning("solo") | {"play": {"num_env_runners": 2}}, "play.num_env_runners", "learns alone does not play, set"),
     (KUHN | learning("solo", agent="player0"), "algorithm.name", "no labels to learn from"),
     (learning("solo") | schedules(prover=CONTIGUOUS), "schedules.prover", "verifier learns alone"),
     (learning("solo") | pretrained("verifier"), "pretraining.agents", "learns the labels itself"),
@@ -201,7 +201,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (searching() | {"protocol": {"name": "open_debate", "max_rounds": 6}}, "search", "prover0 chooses its side"),
     (searching() | {"scenario": {"linear_symbols": 2}}, "search", "scenario.linear_symbols is 2"),
     (searching(agents=["provr"]), "search.agents", "provr is no agent of nip, did you mean prover?"),
-    (searching(agents=["verifier"]), "search.agents", "verifier is no prover, expected some of prover"),
+    (searching(agents=["verifier"]), "search.agents", "verifier is not a prover, expected some of prover"),
     (
         searching(agents=["prover"]) | agents(prover=FROZEN),
         "search.agents",

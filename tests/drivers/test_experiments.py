@@ -254,7 +254,7 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
         ({"environment": {}, "learners": [{"algorithm": {"name": "experiment"}}]}, "but the environment is none"),
         (
             {"learners": [{"network": {"hidden": [8]}}]},
-            "learners.0.network: an experiment's networks stand in its config",
+            "learners.0.network: an experiment's networks are in its config",
         ),
         (
             {"learners": [{"algorithm": {"name": "experiment", "changes": ["protocol.max_rounds=3"]}}]},

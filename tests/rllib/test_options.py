@@ -64,7 +64,7 @@ def test_policies_to_train(baseline: Weights, chosen: Any) -> None:
 
 
 def test_policies_to_train_are_agents() -> None:
-    with pytest.raises(UserError, match="'provers' is no agent of this game, did you mean prover"):
+    with pytest.raises(UserError, match="'provers' is not an agent of this game, did you mean prover"):
         config_of().multi_agent(policies_to_train=["provers"]).validate()
 
 

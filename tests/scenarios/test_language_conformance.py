@@ -128,7 +128,7 @@ def test_replies_that_break_a_promise(
     [
         (lambda items, n: items["train"], "expected a mapping of train and test"),
         (lambda items, n: {"train": items["train"]}, "must give items for train and test"),
-        (lambda items, n: {**items, "train": items["test"]}, "4 items stand in train and in test"),
+        (lambda items, n: {**items, "train": items["test"]}, "4 items are in train and in test"),
         (lambda items, n: {**items, "test": items["test"][1::2]}, "the test items all have one label"),
         (
             lambda items, n: {**items, "train": [replace(item, id=7) for item in items["train"]]},

@@ -153,7 +153,7 @@ def test_more_samples_leave_the_first_as_they_were() -> None:
         ({"algorithm.lr": -1.0}, "algorithm.lr: got -1.0, expected number > 0 (in the setting algorithm.lr = -1.0)"),
         ({"algorithm.rate": 1.0}, "algorithm.rate: unknown key"),
         ({"schedules": {"nobody": {}}}, "schedules.nobody"),
-        ({"plugins": ["a.py"], "plugins.3": "b.py"}, "plugins.3: '3' is no index of a list of 1"),
+        ({"plugins": ["a.py"], "plugins.3": "b.py"}, "plugins.3: '3' is not an index of a list of 1"),
     ],
 )
 def test_an_impossible_setting_is_refused_and_named(values: dict[str, Any], said: str) -> None:
@@ -399,7 +399,7 @@ def pbt(interval: int = 10, **more: Any) -> dict[str, Any]:
         (game(pbt(10), evaluation={"interval": 0}, algorithm={"lr": LR}), "evaluation.interval: got 0"),
         (game(pbt(10, seeds=[1]), algorithm={"lr": LR}), "sweep.seeds: under pbt trials take over"),
         (game(pbt(10, num_samples=1), algorithm={"lr": LR}), "a population has two members or more"),
-        (game(pbt(10), algorithm={"lr": {"grid": [0.1, 0.2]}}), "it needs a space that is no grid"),
+        (game(pbt(10), algorithm={"lr": {"grid": [0.1, 0.2]}}), "it needs a space that is not a grid"),
         (
             game(pbt(10), scenario={"name": "message_game", "num_symbols": {"randint": [4, 9]}}),
             "scenario.num_symbols: pbt cannot change it",

@@ -124,8 +124,8 @@ def _pay(config: Mapping[str, Any]) -> str:
     name, learning = str(protocol.get("name", "nip" if protocol else "unknown"))[:60], section(config, "algorithm")
     if learning.get("name") == "solo":
         return (
-            f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody"
-            " is paid."
+            f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; no"
+            " agent is paid."
         )
     table = _table(config) if protocol else None
     if table is None:
@@ -152,7 +152,7 @@ def _pay(config: Mapping[str, Any]) -> str:
     if table.chooser:
         parts.append(f"{_the(table.chooser)} chooses {which}, and all are told")
     elif table.roles:
-        known = ", ".join(map(_the, table.told)) or "nobody"
+        known = ", ".join(map(_the, table.told)) or "no agent"
         parts.append(f"{which} is drawn for each episode, and {known} is told")
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")

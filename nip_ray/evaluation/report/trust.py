@@ -40,7 +40,7 @@ KINDS = {
     "silent": "silent messages",
     "manual": "made by hand",
     "search": "trying messages against the verifier first",
-    "prompt": "with an instruction besides",
+    "prompt": "with an added instruction",
     "best_of": "saying again what did best",
 }
 _BUDGETS = {"budget": "iterations", "search": "tries"}

@@ -112,7 +112,7 @@ def _networks(
     dataset: Path | str | None,
 ) -> Meeting:
     if config.algorithm.name == "solo":
-        raise UserError(f"cross-play: the agent of {folder.path} learned alone and meets nobody; name another run")
+        raise UserError(f"cross-play: the agent of {folder.path} learned alone and has no opponent; name another run")
     chosen = _spread(kept_iterations(folder.checkpoints), folder.path, "set checkpoint.keep=null to keep all")
     made = bench(folder.path, config, dataset, None)
     scenario = made.examination.scenario

@@ -193,7 +193,7 @@ def _of_text(run_dir: Path, config: TextExperimentConfig) -> Judged:
     iteration, dialogues = found
     if len({dialogue.item.id for dialogue in dialogues}) < len(dialogues):
         raise UserError(
-            f"--paired: {run_dir} has tested items several times, which are no pairs; name runs with"
+            f"--paired: {run_dir} has tested items several times, so they do not form pairs; name runs with"
             " algorithm.num_test_repeats: 1"
         )
     written = [

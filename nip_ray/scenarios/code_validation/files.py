@@ -55,7 +55,7 @@ def load_splits(settings: CodeDataSettings, seed: int) -> dict[str, list[CodeIte
     both = {item.solution for item in made["train"]} & {item.solution for item in made["test"]}
     if both:
         raise UserError(
-            f"scenario.data.test: {len(both)} of its solutions stand in the training items too, hold others out"
+            f"scenario.data.test: {len(both)} of its solutions are in the training items too, hold others out"
         )
     return made
 
@@ -183,7 +183,7 @@ def _own_items(rows: Sequence[Row], path: Path) -> list[CodeItem]:
     for row in rows:
         item = _own_item(row, path)
         if item.id in places:
-            fail(path, row, "id", f"{item.id} stands in {places[item.id]} too", "a number of its own for each row")
+            fail(path, row, "id", f"{item.id} is in {places[item.id]} too", "a number of its own for each row")
         places[item.id] = row.place
         items.append(item)
     return items

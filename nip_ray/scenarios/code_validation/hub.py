@@ -53,7 +53,7 @@ def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> l
                 where,
                 row,
                 "problem_id",
-                f"{number} stands in an earlier row, too",
+                f"{number} is in an earlier row, too",
                 "a number of its own for each problem",
             )
         items[number] = _item(number, row, solutions[settings.solution_number], 1, where)
@@ -132,7 +132,7 @@ def _difficulty(row: Row, where: str) -> str:
             where,
             row,
             "difficulty",
-            "is missing" if value is None else "is no text",
+            "is missing" if value is None else "is not text",
             "introductory, interview or competition",
         )
     return value

@@ -178,7 +178,7 @@ def put_weights(
         which = f"{missing[0]!r} is missing" if missing else f"{strange[0]!r} does not fit"
         count = len(missing) + len(strange)
         raise UserError(
-            f"{model.weights}: these are no weights of {model.architecture} ({which}, {count} such entries), set"
+            f"{model.weights}: these are not weights of {model.architecture} ({which}, {count} such entries), set"
             " pretrained_architecture"
         )
     network.load_state_dict(given, strict=False)

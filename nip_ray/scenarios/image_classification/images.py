@@ -217,7 +217,7 @@ def _classes(column: Any, source: ImageSource, where: str) -> Tensor:
 
     if not pa.types.is_integer(column.type) or column.null_count:
         raise UserError(
-            f"{where}: {source.label}: is no column of whole numbers, or has gaps; expected: a class from 0 on in"
+            f"{where}: {source.label}: is not a column of whole numbers, or has gaps; expected: a class from 0 on in"
             " every row"
         )
     class_I = torch.from_numpy(column.to_numpy().astype(np.int64))

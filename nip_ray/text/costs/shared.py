@@ -51,10 +51,7 @@ class BudgetKeeper:
         except BudgetExhausted as error:
             return str(error)
         except TimeoutError:
-            return (
-                "the budget is used up by calls that nobody finished; resume the run to have them counted from the"
-                " records"
-            )
+            return "the budget is used up by unfinished calls; resume the run to have them counted from the records"
         if self._deaths[worker] > before:  # its worker died meanwhile
             reservation.release()
             return "the worker that asked is gone"

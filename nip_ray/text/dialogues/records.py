@@ -285,7 +285,7 @@ def _parse(line: bytes, where: str) -> CallRecord:
         return _record(row, where)
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise UserError(
-            f"{where} is damaged ({type(error).__name__}: {error}); mend it or go back to a copy of the file"
+            f"{where} is damaged ({type(error).__name__}: {error}); fix it or go back to a copy of the file"
         ) from None
 
 
@@ -311,19 +311,19 @@ def _reply(row: dict[str, Any], uncertain: Amount) -> ChatReply:
     prompt, completion, cost = (_count(row, name) for name in ("prompt_tokens", "completion_tokens", "cost_pusd"))
     told, reasoning = row.get("told", {}), row.get("reasoning", "")  # rows of earlier versions have neither
     if not isinstance(reasoning, str):
-        raise ValueError("reasoning is no text")
+        raise ValueError("reasoning is not text")
     return ChatReply(content, finish, prompt, completion, cost, reasoning, uncertain=uncertain, **told)
 
 
 def _text(row: dict[str, Any], name: str) -> str:
     if not isinstance(row[name], str):
-        raise ValueError(f"{name} is no text")
+        raise ValueError(f"{name} is not text")
     return row[name]
 
 
 def _count(row: dict[str, Any], name: str) -> int:
     if type(row[name]) is not int or row[name] < 0:
-        raise ValueError(f"{name} is no count")
+        raise ValueError(f"{name} is not a count")
     return row[name]
 
 

@@ -44,7 +44,7 @@ def judge_run(
     with RunFolder.open(run_dir, write=not dry_run) as folder:
         config = load_config(folder.path / CONFIG, checked=False)
         if not isinstance(config, TextExperimentConfig):
-            raise UserError(f"{folder.path}: its agents are no language models; there is nothing to judge")
+            raise UserError(f"{folder.path}: its agents are not language models; there is nothing to judge")
         prepared, state = prepare(config, folder.path), load_state(folder)
         scenario = prepared.scenario
         if not isinstance(scenario, CodeValidation):

@@ -94,7 +94,7 @@ class OpenAIJobs:
         except Refused as error:
             if method != "supervised" and _FOR_THE_METHOD.search(str(error)):
                 raise UserError(
-                    f"{error}; {method} is not to be had for {model!r} there, choose another provider or algorithm"
+                    f"{error}; {method} is not available for {model!r} there, choose another provider or algorithm"
                 ) from None
             if not is_listed and (isinstance(error, NotThere) or "model" in str(error).lower()):
                 raise UserError(
@@ -271,7 +271,7 @@ def _as_job(job: Any, key: str = "") -> FineTuneJob:
     is_known = word.lower() in (*_STATUS, *_STOPPING)
     if not is_known:
         warnings.warn(
-            f"fine-tuning job {job.id} is {word!r}, which is no status that is known here; it is waited for",
+            f"fine-tuning job {job.id} is {word!r}, which is an unknown status; it is waited for",
             stacklevel=2,
         )
     model, tokens = getattr(job, "fine_tuned_model", None), getattr(job, "trained_tokens", None)

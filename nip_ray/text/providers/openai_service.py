@@ -325,7 +325,7 @@ class OpenAIService:
                 said = _printable(str(getattr(cause, "certificate_error", cause)))
                 trusted = "set SSL_CERT_FILE to a file with the certificate of the authority that signed it"
                 return Failure(
-                    "user", f"the certificate of {self.where} is not trusted ({said}); {trusted}, or mend base_url"
+                    "user", f"the certificate of {self.where} is not trusted ({said}); {trusted}, or fix base_url"
                 )
         if any(isinstance(cause, aiohttp.ClientConnectorSSLError) for cause in causes):
             return Failure(

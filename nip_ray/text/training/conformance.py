@@ -153,7 +153,7 @@ def _run_faults(
             yield f"{name} is {value!r}, expected a finite number"
     learned = "/grad_norm" if rule.advantages is not None else "/examples"
     if not any(value for name, value in figures if name.startswith("learn/") and name.endswith(learned)):
-        yield f"nobody learned anything in {config.iterations} iterations"
+        yield f"no agent learned anything in {config.iterations} iterations"
     if rows != others or _learned(config, rule, prepared, whole) != _learned(config, rule, prepared, stopped):
         pairs = ((name, one[name], other.get(name)) for one, other in zip(rows, others, strict=True) for name in one)
         yield (

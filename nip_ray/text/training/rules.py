@@ -110,7 +110,7 @@ class TextRule:
         given = {name: getattr(self, name) for name in ("examples", "pairs", "advantages", "loss", "figures")}
         for name, way in given.items():
             if not callable(way) and (way is not None or name == "loss"):
-                yield f"{name}: {way!r} is no function"
+                yield f"{name}: {way!r} is not a function"
         sizes = (keys_of(self.settings).get(name) for name in ("group_size", "num_responses"))
         yield from (
             f"{key.name}: how many are played, expected int"
