@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def experiment(arguments: Namespace, seed: int, level: str) -> dict[str, Any]:
-    """The config: nobody learns, and training is one dialogue, since there is none without."""
+    """The config: no agent learns, and training is one dialogue, the minimum."""
     verifier = {"provider": "judge", "model": arguments.model, "temperature": arguments.temperature, "frozen": True}
     data = {"source": arguments.source, "difficulties": [level], "num_train": 2, "num_test": arguments.max_problems}
     return {

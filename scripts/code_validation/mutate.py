@@ -1,11 +1,11 @@
-"""Wrong programs from right ones: small changes of the syntax tree, such as people make by mistake.
+"""Wrong programs from right ones: small changes of the syntax tree, like human mistakes.
 
 Decisions that matter here:
-- an operator looks at one node and lists edits; an edit gives one field of one node another value. Mutants are printed
-  from the edited tree, one edit each, and right programs go through `normalise`, so that nothing in the layout tells
-  them apart;
-- operators take turns, in a random order: however few mutants are looked at, they are of many kinds;
-- whether a mutant is wrong is not decided here: some are right after all. Tests decide (`make.py`).
+- an operator takes one node and lists edits; an edit gives one field of one node another value. Mutants are printed
+  from the edited tree, one edit each, and right programs go through `normalise`, so the layout does not distinguish
+  them;
+- operators take turns, in a random order: any number of mutants has many kinds;
+- whether a mutant is wrong is not decided here, since some are right. Tests decide (`make.py`).
 """
 
 import ast
@@ -34,7 +34,7 @@ class Edit(NamedTuple):
 
 
 def normalise(source: str) -> str:
-    """A program as its syntax tree is printed: one layout for all, without comments."""
+    """A program printed from its syntax tree: one layout for all, without comments."""
     return ast.unparse(ast.parse(source))
 
 
@@ -72,8 +72,7 @@ def _edits(tree: ast.AST) -> dict[str, list[tuple[Edit, int]]]:
 
 
 def _printed(tree: ast.AST, edit: Edit) -> str:
-    """The program with one edit, which is taken back afterwards. A tree that cannot be printed and read again
-    raises."""
+    """The program with one edit, which is then undone. Raises for a tree that cannot be printed and parsed again."""
     node, field, new = edit
     old = getattr(node, field)
     setattr(node, field, new)
@@ -145,7 +144,7 @@ def _comparison(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _negation(node: ast.AST, names: list[str]) -> Edits:
-    """A condition the wrong way round."""
+    """A negated condition."""
     for field in ("test", "ifs", "values"):
         conditions = getattr(node, field, None)
         if isinstance(node, ast.While) or (field == "values" and not isinstance(node, ast.BoolOp)):
@@ -247,7 +246,7 @@ def _off_by_one(value: ast.expr) -> Iterator[ast.expr]:
 
 
 def _dropped(node: ast.AST, names: list[str]) -> Edits:
-    """A statement that was forgotten, or a branch, a filter, an option of a call."""
+    """A missing statement, or a missing branch, filter or option of a call."""
     for field in ("body", "orelse"):
         for statements, i, statement in _statements(node, field):
             if len(statements) > 1 and not isinstance(statement, ast.Return | ast.FunctionDef | ast.For | ast.While):
@@ -263,7 +262,7 @@ def _dropped(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _indentation(node: ast.AST, names: list[str]) -> Edits:
-    """A statement after a loop or an `if` that should not stand in it, or the last one of a loop that should."""
+    """A statement after a loop or an `if` moved into it, or its last one moved out."""
     for field in ("body", "orelse"):
         for statements, i, statement in _statements(node, field):
             if not isinstance(statement, ast.For | ast.While | ast.If) or (
@@ -292,8 +291,7 @@ def _with_body(statement: ast.For | ast.While | ast.If, body: list[ast.stmt]) ->
 
 
 def _exchange(node: ast.AST, names: list[str]) -> Edits:
-    """Two things in the wrong places: arguments, the sides of a difference, the ends of a slice, the cases of a
-    choice."""
+    """Two swapped parts: arguments, the sides of a difference, the ends of a slice, the cases of a choice."""
     if (
         isinstance(node, ast.Call)
         and len(node.args) == 2
@@ -319,7 +317,7 @@ def _exchange(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _order_matters(value: ast.BinOp) -> bool:
-    """Whether the result may depend on which side is which; a sum may be one of texts."""
+    """True if the result may depend on the order of the sides; a sum may be one of texts."""
     is_text = isinstance(value.op, ast.Add) and not isinstance(value.right, ast.Constant)
     return is_text or isinstance(value.op, ast.Sub | ast.FloorDiv | ast.Mod)
 
@@ -333,7 +331,7 @@ def _function(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _start(node: ast.AST, names: list[str]) -> Edits:
-    """A variable that begins with the wrong value."""
+    """A variable with a wrong initial value."""
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         if isinstance(node.value, ast.Subscript | ast.Call) and not isinstance(node.value, ast.Constant):
             yield Edit(node, "value", ast.Constant(0))
@@ -385,4 +383,4 @@ OPERATORS: dict[str, Callable[[ast.AST, list[str]], Edits]] = {
     "variable": _variable,
     "jump": _jump,
 }
-"""Name -> what lists the edits of that kind at a node."""
+"""Name -> the function that lists the edits of that kind at a node."""
