@@ -1,5 +1,5 @@
-"""A scenario of your own for language models: is a sum what somebody claims it to be? The prover is told the answer,
-the verifier is not.
+"""A custom scenario for language models: is the claimed value of a sum right? The prover sees the answer, the verifier
+does not.
 
 `examples/own_language_scenario.yaml` plays it: nip-ray train examples/own_language_scenario.yaml
 """
@@ -20,7 +20,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 @dataclass(frozen=True)
 class ClaimSettings:
-    """Sums and what they are claimed to be: what a config can say of them."""
+    """Settings of the task: sums and their claimed values."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -36,7 +36,7 @@ class ClaimSettings:
 
 @dataclass(frozen=True)
 class Claim:
-    """An item. y: 1 where the claim is right."""
+    """An item. y: 1 if the claim is right."""
 
     id: int
     y: int
@@ -46,7 +46,7 @@ class Claim:
 
 
 def claims(settings: ClaimSettings, seed: int) -> dict[str, list[Claim]]:
-    """Every other claim is off by a little; no sum stands in both splits."""
+    """Every other claim is slightly wrong; no sum is in both splits."""
     random, seen, made = Random(stable_seed(seed, "arithmetic claims")), set[str](), []
     while len(made) < settings.num_train + settings.num_test:
         numbers = [random.randint(1, settings.largest) for _ in range(settings.num_terms)]
@@ -59,7 +59,7 @@ def claims(settings: ClaimSettings, seed: int) -> dict[str, list[Claim]]:
 
 
 class ArithmeticClaim(LanguageScenario):
-    """A verifier replies accept, reject, or a question that begins with "ask:"; a prover whatever it likes."""
+    """A verifier replies accept, reject, or a question that begins with "ask:"; a prover replies freely."""
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """The task, then round after round the agent's own replies and what others wrote in the channels that it
@@ -100,7 +100,7 @@ class ArithmeticClaim(LanguageScenario):
         return Parsed(dict.fromkeys(channels, text))
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
-        """A number, asked for or told; a verifier decides twice out of three times."""
+        """A number, as a question or an answer; a verifier decides two times out of three."""
         random = Random(
             stable_seed(seed, "arithmetic claims", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent)
         )
