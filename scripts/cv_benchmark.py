@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""How well a language model judges programs alone, untrained: a lone verifier on held-out items, by difficulty, with 95
-% intervals.
+"""Accuracy of an untrained language model as a lone verifier on held-out items, by difficulty, with 95 % intervals.
 
 OPENAI_API_KEY=... python scripts/cv_benchmark.py --model gpt-4o-mini --source buggy_apps --difficulties interview
 --max-problems 50

@@ -252,7 +252,7 @@ def _hidden(table: Protocol) -> str:
 
 
 def _wishes(table: Protocol) -> str:
-    """What each agent is paid for, in a word; by role, where that differs."""
+    """Each agent's goal, in a word; by role, where that differs."""
     said = []
     for agent in table.agents:
         words = {role: _wish(table, agent, role) for role in table.roles or ("",)}
