@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
     parser.add_argument("--record", type=Path, help="Write the pairs here.")
     parser.add_argument("--trials", type=int, help="Do not time: resample the pairs recorded in FILE so often.")
-    parser.add_argument("file", type=Path, nargs="?", help="What --record wrote, of two equal commits.")
+    parser.add_argument("file", type=Path, nargs="?", help="A file by --record, of two equal commits.")
     arguments = parser.parse_args()
     if (arguments.trials is None) != (arguments.file is None):
         parser.error("--trials N takes a FILE that --record wrote, and FILE takes --trials")

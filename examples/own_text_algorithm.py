@@ -26,7 +26,7 @@ class BestOfGroupSettings(TextTrainingSettings):
 
     name: Literal["best_of_group"] = option("best_of_group", "Best of group.")
     group_size: int = option(8, "Dialogues about each item.", ge=2)
-    num_best: int = option(1, "How many of them an agent learns from.", ge=1)
+    num_best: int = option(1, "Dialogues an agent learns from, the best of the group.", ge=1)
 
     def faults(self) -> Iterator[str]:
         """At least one dialogue must be left out."""

@@ -136,7 +136,7 @@ _METHODS = {
 
 
 def _comparison(node: ast.AST, names: list[str]) -> Edits:
-    """< for <=, and the like; <= or >= for ==."""
+    """< for <=, etc.; <= or >= for ==."""
     if isinstance(node, ast.Compare):
         for i, operator in enumerate(node.ops):
             for new in (*filter(None, (_BOUNDARY.get(type(operator)),)), *_LOOSER.get(type(operator), ())):
@@ -186,7 +186,7 @@ def _constant(node: ast.AST, names: list[str]) -> Edits:
 
 
 def _arithmetic(node: ast.AST, names: list[str]) -> Edits:
-    """- for +, and the like; = for +=."""
+    """- for +, etc.; = for +=."""
     if isinstance(node, ast.BinOp | ast.AugAssign):
         for new in _ARITHMETIC.get(type(node.op), ()):
             yield Edit(node, "op", new())
@@ -323,7 +323,7 @@ def _order_matters(value: ast.BinOp) -> bool:
 
 
 def _function(node: ast.AST, names: list[str]) -> Edits:
-    """min for max, and the like."""
+    """min for max, etc."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
         yield Edit(node.func, "id", _FUNCTIONS[node.func.id])
     if isinstance(node, ast.Attribute) and node.attr in _METHODS:

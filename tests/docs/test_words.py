@@ -86,7 +86,7 @@ def texts(file: Path) -> Iterator[tuple[int, str]]:
                     yield value.lineno, value.value
 
 
-@pytest.mark.parametrize("folder", ["nip_ray"])
+@pytest.mark.parametrize("folder", ["nip_ray", "scripts", "examples", "benchmarks"])
 def test_docstrings_and_descriptions_are_in_plain_words(folder: str) -> None:
     faults = [
         f"{file.relative_to(ROOT)}:{line}: {fault}"
