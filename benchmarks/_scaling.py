@@ -244,7 +244,7 @@ def _check(machines: Machines) -> None:
     if not machines.bandwidth > 0:
         raise UserError(f"bandwidth: got {machines.bandwidth}, must be above 0")
     if machines.ahead and not machines.runners:
-        raise UserError("ahead: nobody plays beside learners, use runners")
+        raise UserError("ahead: nothing plays beside learners, use runners")
     if machines.gpus and (machines.gpu_speedup is None or not machines.gpu_speedup > 0):
         raise UserError(
             "gpu_speedup: no GPU was measured, so with GPUs it must be given, above 0 (time benchmarks/gpu_core.py"

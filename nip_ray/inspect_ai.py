@@ -110,7 +110,7 @@ def play(source: Source, from_run: str | list[str] = "") -> Solver:
             item, number = game.kind.read_item(found["item"]), int(found["number"])
         except (KeyError, TypeError, ValueError):
             raise UserError(
-                "play: this sample is none of nip_ray.inspect_ai.instances, use that data set, or a part of it"
+                "play: this sample is not from nip_ray.inspect_ai.instances, use that data set, or a part of it"
             ) from None
         try:
             loop = asyncio.get_running_loop()

@@ -62,7 +62,7 @@ def register_language_scenario(kind: LanguageScenarioKind) -> None:
     Raises UserError when the name is taken, or for missing requirements of the settings.
     """
     if not isinstance(kind, LanguageScenarioKind):
-        raise UserError(f"register_language_scenario: {kind!r} is no LanguageScenarioKind")
+        raise UserError(f"register_language_scenario: {kind!r} is not a LanguageScenarioKind")
     for name in ("build", "items", "read_item", "write_item"):
         if not callable(given := getattr(kind, name)):
             raise UserError(f"register_language_scenario: {name}: {given!r} is not a function")
@@ -99,7 +99,7 @@ def register_text_algorithm(rule: "TextRule") -> None:
     from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
 
     if not isinstance(rule, TextRule):
-        raise UserError(f"register_text_algorithm: {rule!r} is no TextRule")
+        raise UserError(f"register_text_algorithm: {rule!r} is not a TextRule")
     faults = list(rule.faults()) if is_dataclass(rule.settings) and isinstance(rule.settings, type) else []
     if faults:
         raise UserError(f"register_text_algorithm: {rule.settings.__name__}: {'; '.join(faults)}")

@@ -133,7 +133,7 @@ class _Seat:
         trace = self._open.trace
         if segment.terminated:
             if trace.errors:
-                raise TrainingError(f"{trace.agent.name} could not be asked: {trace.errors[-1].message}")
+                raise TrainingError(f"{trace.agent.name} could not be queried: {trace.errors[-1].message}")
             self._over = True
             return Answer(None, "unknown")
         message, reason = segment.messages[-1], trace.calls[-1].finish_reason

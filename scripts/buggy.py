@@ -405,5 +405,5 @@ def _keys_in(path: Path) -> Iterator[tuple[str, int]]:
             yield str(row["apps_split"]), int(row["apps_problem_id"])
         except (ValueError, TypeError, KeyError):
             raise UserError(
-                f"{path}: line {number}: is no row of buggy-APPS; expected: JSON with apps_split and apps_problem_id"
+                f"{path}: line {number}: is not a row of buggy-APPS; expected: JSON with apps_split and apps_problem_id"
             ) from None

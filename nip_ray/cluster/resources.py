@@ -103,7 +103,7 @@ def missing(
     fitting = _fitting(bundles, nodes)
     lacking = [name for name in asked if asked[name] > has[name] + _ROUNDING]
     if lacking:
-        wanted = f"{_words(asked)} are asked for ({_listed(bundles)})"
+        wanted = f"{_words(asked)} are requested ({_listed(bundles)})"
         return (
             f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))};"
             f" {_mend(lacking, keys)}"
@@ -112,7 +112,7 @@ def missing(
         if not any(_holds([bundle], node) for node in nodes):
             largest = _words(max(nodes, key=lambda node: (float(node.get("GPU", 0)), float(node.get("CPU", 0)))))
             return (
-                f"one process asks for {_words(bundle)}, and the largest node has {largest};"
+                f"one process requests {_words(bundle)}, and the largest node has {largest};"
                 f" {_mend(list(bundle), keys)}"
             )
     if fitting < len(bundles):

@@ -265,7 +265,7 @@ def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str
     if known is None:
         return None
     if agent not in known:
-        return f"no agent of {config.protocol.name}, {suggest(agent, known)}"
+        return f"not an agent of {config.protocol.name}, {suggest(agent, known)}"
     if isinstance(rule, SoloSettings) and agent != rule.agent and rule.agent in known:
         return f"not there, since {rule.agent} learns alone (algorithm.name is solo), leave it out"
     return None

@@ -300,8 +300,7 @@ class Core:
         """The inverse of `state_dict`. Environments without snapshots begin new episodes, and learners are notified."""
         if len(state["agents"]) != len(self.learners) or len(state["parts"]) != len(self.parts):
             raise UserError(
-                f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.learners)} as the"
-                " settings say"
+                f"checkpoint: got {len(state['agents'])} learners, expected {len(self.learners)} as in the settings"
             )
         self.timestep, self.resets = int(state["timestep"]), int(state["resets"])
         for learner, statistics, agent in zip(self.learners, state["statistics"], state["agents"], strict=True):

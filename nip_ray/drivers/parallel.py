@@ -123,7 +123,7 @@ class ParallelDriver(SequentialDriver):
             return
         if len(state["agents"]) != len(self.agents) or len(state["parts"]) != len(self.agents):
             raise UserError(
-                f"checkpoint: it holds {len(state['agents'])} learners, expected {len(self.agents)} as the settings say"
+                f"checkpoint: got {len(state['agents'])} learners, expected {len(self.agents)} as in the settings"
             )
         own = [
             {**state, **{name: [state[name][place]] for name in ("parts", "statistics", "agents")}}

@@ -133,7 +133,7 @@ def _check_kind(where: str, learner: LearnerSettings, played: bool) -> None:
         return
     if not played:
         raise UserError(
-            f"{where}.algorithm.name: got experiment, but the environment is none, expected ppo, dqn or random"
+            f"{where}.algorithm.name: got experiment, but the environment is not one, expected ppo, dqn or random"
         )
     if learner.network != NetworkSettings():
         raise UserError(

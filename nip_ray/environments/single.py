@@ -210,7 +210,7 @@ def refuse_graded(protocol: Protocol) -> None:
         given, instead = "protocol.panel_rule: got mean", "majority, unanimous or veto"
     else:
         given, instead = f"protocol.name: the panel of {protocol.name} judges by the mean", "another rule"
-    raise UserError(f"{given}, but actions do not say how sure they are; play it in batches, or use {instead}")
+    raise UserError(f"{given}, but actions carry no confidence; play it in batches, or use {instead}")
 
 
 def action_space(sizes: list[int]) -> gym.spaces.Space[Any]:

@@ -76,10 +76,7 @@ def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int
         number for number in range(1, config.iterations + 1) if rollout_file(run_dir, "test", number - 1).is_file()
     ]
     if not tested:
-        raise UserError(
-            f"{run_dir}: this run has no test dialogues; algorithm.test_scheme or evaluate_every says when there are"
-            " some"
-        )
+        raise UserError(f"{run_dir}: this run has no test dialogues; set algorithm.test_scheme or evaluate_every")
     if iteration is not None and iteration not in tested:
         raise UserError(f"--iteration {iteration}: was not tested, expected one of {', '.join(map(str, tested))}")
     return tested[-1] if iteration is None else iteration

@@ -264,14 +264,14 @@ def loss_of(
     given = surrogate(log_prob_NT, old_log_prob_NT, advantage_N, mask_NT, settings)
     place = f"algorithm {settings.name!r}: loss"
     if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
-        raise UserError(f"{place} gives {reprlib.repr(given)}, expected (loss_NT, figures by name)")
+        raise UserError(f"{place} returned {reprlib.repr(given)}, expected (loss_NT, metrics by name)")
     if any(
         not isinstance(value_NT, Tensor) or value_NT.shape != mask_NT.shape
         for value_NT in (given[0], *given[1].values())
     ):
-        raise UserError(f"{place} and its figures must be a number for each token, of the shape of mask_NT")
+        raise UserError(f"{place} and its metrics must have the shape of mask_NT, one number for each token")
     if taken := sorted(given[1].keys() & _TAKEN):
-        raise UserError(f"{place} gives a figure {taken[0]}, which the run itself has, use another name")
+        raise UserError(f"{place} returned a metric {taken[0]}, which the run itself has, use another name")
     if log_prob_NT.requires_grad and not given[0].requires_grad:
         raise UserError(f"{place} has no gradient with respect to log_prob_NT, compute it from that without detach")
     return given[0], dict(given[1])

@@ -99,7 +99,7 @@ def _observation_faults(scenario: Scenario) -> Iterator[str]:
         obs = observe(said.before(round_N))
         yield from _shape_faults(scenario, agent, obs, len(id_N))
         if _different(obs, observe(said.before(round_N))):
-            yield f"observe({agent!r}) gives other values when it is asked again"
+            yield f"observe({agent!r}) returns other values when it is called again"
         turned = torch.arange(len(id_N)).flip(0)
         alone = {key: value[:1] for key, value in obs.items()}, observe(said.before(round_N), slice(0, 1))
         elsewhere = {key: value.flip(0) for key, value in obs.items()}, observe(said.before(round_N), turned)
@@ -112,11 +112,11 @@ def _observation_faults(scenario: Scenario) -> Iterator[str]:
             other = scenario.observe(agent, id_N, said.before(round_N), round_N, _redrawn(scenario.protocol, seed_N))
             if names := _different(obs, other):
                 yield (
-                    f"observe({agent!r}): {', '.join(names)} tell which role the episode drew, and `told` leaves it out"
+                    f"observe({agent!r}): {', '.join(names)} reveal the role that the episode drew, but `told` lacks it"
                 )
         if names := _different(obs, observe(_elsewhere(scenario, agent, said).before(round_N))):
             yield (
-                f"observe({agent!r}): {', '.join(names)} tell what is said in channels that it cannot read"
+                f"observe({agent!r}): {', '.join(names)} reveal messages in channels that it cannot read"
                 " (protocol.sees)"
             )
 
@@ -230,10 +230,10 @@ def _play_faults(scenario: Scenario) -> Iterator[str]:
             rows.obs,
             scenario.observe(agent, rollout.id_B[rows.copy_N], said, rows.round_N, rollout.seed_B[rows.copy_N]),
         ):
-            yield f"what {agent!r} sees on the way is not what observe({agent!r}) says"
+            yield f"the observations of {agent!r} in play differ from those of observe({agent!r})"
         policy, value_N = network(rows.obs, True, True)
         if network(rows.obs, True, False)[1] is not None or network(rows.obs, False, True)[0] is not None:
-            yield f"the network of {agent!r} must return None for a policy or a value that is not wanted"
+            yield f"the network of {agent!r} must return None for a policy or a value that is not requested"
         found_N = policy.log_prob(rows.action)
         if float((found_N.detach() - rows.log_prob_N).abs().max()) > _TOLERANCE:
             yield (

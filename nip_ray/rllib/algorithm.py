@@ -229,7 +229,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             if not attempts_left:
                 now = self.train_iteration + 1
                 raise TrainingError(
-                    f"env runners {missing} gave nothing in iteration {now}, and no other runner could stand in"
+                    f"env runners {missing} returned nothing in iteration {now}, and no other runner could replace them"
                 )
             # the share of a lost runner goes to a healthy one
             found = self._taken_in(self._ask_runners(_planned(missing, request, self._healthy_runners())))

@@ -336,7 +336,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             for name in _FORWARDS:
                 if getattr(spec.module_class, name) is not getattr(AgentModule, name):
                     raise UserError(
-                        f"rl_module_spec: {agent}: {name} of one's own is never called, set `network` in setup()"
+                        f"rl_module_spec: {agent}: a custom {name} is never called, set `network` in setup()"
                     )
             if not _alike((spec.model_config or {}).get("experiment"), self.env_config["experiment"]):
                 raise UserError(

@@ -76,7 +76,7 @@ def _trained_faults(config: type[ProtocolAlgorithmConfig], experiment: Experimen
         again.train()
         learned = {key: value for key, value in first.row.items() if key.startswith("learn/")}
         if not learned:
-            yield "logs no figure; give metrics with the Loss of agent_loss"
+            yield "logs no metric; give metrics with the Loss of agent_loss"
         yield from (f"{key} is {value}" for key, value in learned.items() if not torch.tensor(float(value)).isfinite())
         if iteration == 0:
             saved = cpu_copy(again.training_state())

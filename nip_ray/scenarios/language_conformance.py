@@ -66,7 +66,7 @@ def _item_faults(
         return
     if kind.items(settings, 0) != items:
         yield (
-            "items(settings, seed) gives other items when it is asked again; draw from"
+            "items(settings, seed) returns other items when it is called again; draw from"
             " Random(nip_ray.seeding.stable_seed(seed, ...))"
         )
     for split, found in items.items():
@@ -81,7 +81,7 @@ def _item_faults(
         for split, found in items.items()
     }
     if kind.held_out and (both := set(records["train"]) & set(records["test"])):
-        yield f"{len(both)} items are in train and in test; hold others out, or say held_out=False"
+        yield f"{len(both)} items are in train and in test; hold others out, or set held_out=False"
     for item in (found[0] for found in items.values()):
         if kind.read_item(json.loads(json.dumps(kind.write_item(item)))) != item:
             yield "read_item does not give back what write_item wrote (lists for tuples?)"
@@ -143,17 +143,17 @@ def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> 
     if chat[0]["role"] == "assistant":
         yield f"chat({agent!r}) begins with the assistant; let a system message or a user's come first"
     if scenario.chat(dialogue, agent) != chat or dialogue != before:
-        yield f"chat({agent!r}) gives another chat when it is asked again, or changes the dialogue"
+        yield f"chat({agent!r}) returns another chat when it is called again, or changes the dialogue"
     if scenario.chat(_hidden(scenario, dialogue, agent), agent) != chat:
         yield (
-            f"chat({agent!r}) tells others' raw replies, or what they wrote where it cannot read (protocol.sees); show"
-            " `turn.messages`"
+            f"chat({agent!r}) reveals others' raw replies, or messages in channels that it cannot read (protocol.sees);"
+            " show `turn.messages`"
         )
     if agent in scenario.protocol.verifiers:
         other = copy.copy(dialogue.item)
         object.__setattr__(other, "y", (other.y + 1) % len(scenario.protocol.verdicts))
         if scenario.chat(replace(dialogue, item=other), agent) != chat:
-            yield f"chat({agent!r}) tells the label to one who is to find it out"
+            yield f"chat({agent!r}) reveals the label to a verifier"
 
 
 def _is_chat(chat: Any) -> bool:
@@ -190,7 +190,7 @@ def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, rep
     texts = [message["content"] for message in (*scenario.chat(dialogue, agent), *told)] + [reply, right]
     missing = [word for text in texts for word in text.split() if word not in known]
     if known and missing:
-        yield f"words lacks {', '.join(sorted(set(missing))[:5])}, which stand in what {agent!r} is shown or replies"
+        yield f"words lacks {', '.join(sorted(set(missing))[:5])}, which are in the chat or the replies of {agent!r}"
 
 
 def _turn_faults(

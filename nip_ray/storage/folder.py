@@ -199,7 +199,7 @@ class RunFolder:
         if missing:
             shown = ", ".join(map(str, missing[:3])) + (f" ... {missing[-1]}" if len(missing) > 3 else "")
             lost = f"{len(missing)} rows before the checkpoint are lost (iterations {shown})"
-            faults.append(f"{lost}; rows that say so are in their place")
+            faults.append(f"{lost}; rows that mark the gap are in their place")
         if found != sorted(set(found)):
             faults.append("rows stood twice or out of order; they are sorted, and of each iteration the last is kept")
         if not faults:

@@ -113,7 +113,7 @@ def folder_of(spec: SweepSpec) -> Path:
     path = spec.settings.storage_path
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", path):  # one slash: `Path` drops the second
         raise UserError(
-            f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it where it lies elsewhere)"
+            f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it if it is elsewhere)"
         )
     return Path(path) / spec.name
 

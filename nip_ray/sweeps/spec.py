@@ -357,8 +357,7 @@ def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Sp
         where = f"{SWEEP}.{CASES}.{name}"
         if _holds_space(changes):
             yield (
-                f"{where}: there is a search space in it, expected values; spaces stand outside of cases and combine"
-                " with them"
+                f"{where}: it has a search space, expected values; put spaces outside of cases and combine with them"
             )
         for key in {"name", "seed", SWEEP} & set(changes):
             yield f"{where}.{key}: a case cannot change it{', name sweep.seeds' if key == 'seed' else ''}"
@@ -482,7 +481,7 @@ def _evaluation_faults(scheduler: AshaScheduler | PbtScheduler, config: AnyConfi
         if isinstance(config.algorithm, TextTrainingSettings):
             if (scheme := config.algorithm.test_scheme) != "all":
                 yield (
-                    f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out figures on the way,"
+                    f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out metrics on the way,"
                     " use all"
                 )
             return
@@ -553,13 +552,13 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
         table = table_of(protocol, config.protocol)
         if not any(table.wanted_by(prover, REJECT) for prover in table.provers):
             return (
-                f"but no prover of {protocol} is after a verdict, so that none is honest or lies, name another figure"
+                f"but no prover of {protocol} is after a verdict, so that none is honest or lies, name another metric"
             )
     if without_verifier(config) and rest.startswith("verifier/"):
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
         if isinstance(config, TextExperimentConfig) and config.algorithm.name != "policy_gradient":
             example = "eval_sampled/player0/return"
-        return f"but {protocol} has no verifier, name another figure, for example {example}"
+        return f"but {protocol} has no verifier, name another metric, for example {example}"
     if isinstance(config, TextExperimentConfig):
         untested = prefix == "eval_sampled" and getattr(config.algorithm, "test_scheme", None) == "none"
         return "but algorithm.test_scheme is none, so that nothing is tested" if untested else None

@@ -318,5 +318,5 @@ def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode:
             has = "1 other setting has a seed" if near == 1 else f"{near} other settings have a seed"
             notes.append(f"{has} at least as good as its worst.")
     if len(best.figures) == 1:
-        notes.append("There is one seed, which says nothing of what another would give.")
+        notes.append("There is one seed, which says nothing about other seeds.")
     return " ".join(notes)

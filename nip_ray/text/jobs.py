@@ -122,8 +122,7 @@ def _parse(line: bytes, where: str) -> Entry:
     except ValueError:
         pass
     raise UserError(
-        f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were"
-        " paid for"
+        f"{where} is damaged; restore the file from a copy, or check it by hand: it lists the jobs that were paid for"
     )
 
 

@@ -432,7 +432,7 @@ def with_base_models(config: TextExperimentConfig, state: TextState) -> TextStat
             " of its end), use models, or name a run of expert iteration or malt that was tested"
         )
     if state.iteration >= len(history):
-        raise UserError(f"iterations: the base run {run_dir} has {len(history)} only; ask for at most that")
+        raise UserError(f"iterations: the base run {run_dir} has {len(history)} only; use at most that")
     return _with_models(config, state, history[state.iteration], run_dir)
 
 

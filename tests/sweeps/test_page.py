@@ -130,7 +130,7 @@ def test_nothing_in_a_trial_reaches_out_of_the_page(tmp_path: Path) -> None:
     assert "script" not in page.tags
     assert page.handlers == []
     assert all(address.startswith("#") for address in page.addresses), "identifiers within drawings"
-    assert HOSTILE in page.text, "it is shown as it stands"
+    assert HOSTILE in page.text, "it is shown as is"
     assert "default-src 'none'" in text
 
 

@@ -329,7 +329,7 @@ def test_a_figure_of_another_scenario_may_not_decide() -> None:
     assert "got 'eval/rho/own-choose-first', expected one of prover" in refusal(
         game({"metric": "eval/rho/own-choose-first"})
     )
-    assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal(
+    assert "hironaka has no verifier, name another metric, for example eval/rho/own-choose-first" in refusal(
         {**HIRONAKA, "sweep": {}}
     )
 
@@ -416,7 +416,7 @@ def pbt(interval: int = 10, **more: Any) -> dict[str, Any]:
         ),
         (
             TEXT | {"sweep": asha(2, metric="eval_sampled/verifier/accuracy"), "algorithm": {"test_scheme": "last"}},
-            "algorithm.test_scheme: got last, but asha compares held-out figures on the way, use all",
+            "algorithm.test_scheme: got last, but asha compares held-out metrics on the way, use all",
         ),
     ],
 )
@@ -522,7 +522,7 @@ def test_what_a_case_changes_changes_together_and_combines_with_spaces() -> None
         ({"algorithm": None}, "sweep.cases.a: it changes algorithm.lr, over which there is a search space"),
         ({"seed": 3}, "sweep.cases.a.seed: a case cannot change it, name sweep.seeds"),
         ({"name": "x"}, "sweep.cases.a.name: a case cannot change it"),
-        ({"algorithm": {"gamma": LR}}, "sweep.cases.a: there is a search space in it"),
+        ({"algorithm": {"gamma": LR}}, "sweep.cases.a: it has a search space"),
         ({"algorithm": {"gama": 0.5}}, "algorithm.gama: unknown key, did you mean gamma? (with case = a)"),
         (3, "sweep.cases.a: got 3, expected mapping"),
     ],

@@ -147,7 +147,7 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
                 overlap := finite(run.source.evaluation.get("overlap"))
             ):
                 notes.append(
-                    f"{run.name}: its figures leave out the {overlap:,.0f} evaluated instances that it was trained"
+                    f"{run.name}: its metrics leave out the {overlap:,.0f} evaluated instances that it was trained"
                     " with."
                 )
     return sections(

@@ -82,7 +82,7 @@ def find(source: RunSource) -> Findings:
             span = "in the last iteration" if len(trained) == 1 else f"over the last {len(trained)} iterations"
             right = percent_words(sum(trained) / len(trained))
             sentence += (
-                f" In training the verifier decided {right} correctly {span}; that says nothing of other instances."
+                f" In training the verifier decided {right} correctly {span}; that says nothing about other instances."
             )
         not_shown = ["Anything about instances that it was not trained with.", *broken, *not_tried, seeds]
         return Findings(sentence, attacked, not_shown, None, chance, baseline, "plain")

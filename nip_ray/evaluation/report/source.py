@@ -94,7 +94,7 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     pretrained = _object(run_dir / PRETRAINING, notes) if (run_dir / PRETRAINING).is_file() else {}
     parsed, fault = config_of(config_text)
     if config_text and fault:
-        notes.append("config.yaml is damaged; it is shown as it stands.")
+        notes.append("config.yaml is damaged; it is shown as is.")
     pictures = read_pictures(run_dir)
     items = _items(run_dir / "items" / ("test.jsonl" if name.startswith("test-") else "train.jsonl"), records, notes)
     return RunSource(

@@ -178,7 +178,7 @@ def _refuse_unused(
                 else "is of a training's end; --attack attacks now"
             )
         elif key.startswith("attack.") and not attacked:
-            why, hint = "is of an attack, which is not asked for", "add --attack, or leave it out"
+            why, hint = "is of an attack, which is not requested", "add --attack, or leave it out"
         elif key in _OF_HELD_OUT and dataset is not None:
             why = "is of the run's own held-out split, and --dataset is evaluated whole"
         else:

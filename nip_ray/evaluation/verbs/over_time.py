@@ -72,7 +72,7 @@ def cross_play_checkpoints(
     config = load_config(folder.path / CONFIG, checked=False)
     if isinstance(config, TextExperimentConfig):
         if dataset is not None:
-            raise UserError("--dataset: language models are asked about the run's own held-out items; leave it out")
+            raise UserError("--dataset: language models are tested on the run's own held-out items; leave it out")
         meeting = _language_models(folder, config, greedy, max_instances, seed)
     else:
         meeting = _networks(folder, config, greedy, max_instances, seed, dataset)

@@ -186,10 +186,7 @@ def _of_text(run_dir: Path, config: TextExperimentConfig) -> Judged:
     items = stored_items(run_dir, kind) or {"train": [], "test": []}
     found = last_dialogues(run_dir, config.iterations, {item.id: item for item in items["test"]})
     if found is None:
-        raise UserError(
-            f"--paired: {run_dir} has no test dialogues; algorithm.test_scheme or evaluate_every says when there are"
-            " some"
-        )
+        raise UserError(f"--paired: {run_dir} has no test dialogues; set algorithm.test_scheme or evaluate_every")
     iteration, dialogues = found
     if len({dialogue.item.id for dialogue in dialogues}) < len(dialogues):
         raise UserError(

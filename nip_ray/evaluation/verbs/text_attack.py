@@ -197,9 +197,7 @@ def _mid_point(protocol: ProtocolSettings, attacker: str, wanted: int) -> float:
     tables = [made.payment.of(role).table(attacker) for role in attacking_roles(made, wanted) or made.roles or (None,)]
     amounts = [amount for table in tables for row in table for amount in row[:-1]]
     if min(amounts) == max(amounts):
-        raise UserError(
-            f"--attack: {protocol.name} pays {attacker} the same for every verdict, so nothing tells a lie that works"
-        )
+        raise UserError(f"--attack: {protocol.name} pays {attacker} the same for every verdict, so no lie can succeed")
     return (min(amounts) + max(amounts)) / 2
 
 

@@ -53,10 +53,7 @@ def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[s
         return replayed_test(folder, config)
     document = text_document(folder.path, config)
     if document is None:
-        raise UserError(
-            f"{folder.path}: this run has no test dialogues to examine; algorithm.test_scheme or evaluate_every says"
-            " when there are some"
-        )
+        raise UserError(f"{folder.path}: this run has no test dialogues; set algorithm.test_scheme or evaluate_every")
     return document
 
 

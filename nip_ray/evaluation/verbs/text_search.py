@@ -214,7 +214,7 @@ def check_search(
             "models that learn from their own tokens" if not mute else f"the provider of {mute[0]}, which has no model,"
         )
         raise UserError(
-            f"evaluation.attack.text_proposed_prompts: {who} cannot be asked; use evaluation.attack.text_prompts"
+            f"evaluation.attack.text_proposed_prompts: {who} cannot be queried; use evaluation.attack.text_prompts"
         )
 
 

@@ -54,7 +54,7 @@ class BudgetKeeper:
             return "the budget is used up by unfinished calls; resume the run to have them counted from the records"
         if self._deaths[worker] > before:  # its worker died meanwhile
             reservation.release()
-            return "the worker that asked is gone"
+            return "the worker that made the call is gone"
         number = next(self._numbers)
         self._open[number] = worker, reservation
         return number

@@ -116,7 +116,7 @@ class RecordedChat:
         if known is not None and known.reply is not None:
             if known.request != fingerprint(request):
                 raise UserError(
-                    f"{known.where}: under the key {known.key!r} stands the reply to another request; model, prompt or"
+                    f"{known.where}: the key {known.key!r} has the reply to another request; model, prompt or"
                     " settings have changed since. Go back to what they were, or start a new run"
                 )
             return known.reply

@@ -347,7 +347,7 @@ def check_stage(settings: TalkSettings, dialogues: Iterable[Dialogue], models: M
 
 def _error(what: str, share: float) -> TrainingError:
     return TrainingError(
-        f"{what} could not be used (talk.max_invalid_share: {share:g}). They stand in calls/. Start a run with another"
+        f"{what} could not be used (talk.max_invalid_share: {share:g}). They are in calls/. Start a run with another"
         " model, prompt or limit of tokens, or resume this one with a higher share"
     )
 

@@ -49,8 +49,7 @@ def judge_run(
         scenario = prepared.scenario
         if not isinstance(scenario, CodeValidation):
             raise UserError(
-                f"{folder.path}: plays {config.scenario.name}, and what judges ask is of code_validation; name a run of"
-                " that"
+                f"{folder.path}: plays {config.scenario.name}, but judges work on code_validation; name a run of that"
             )
         number = _iteration(folder.path, state, iteration)
         dialogues = read_dialogues(

@@ -163,7 +163,7 @@ def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
     """The failure in an answer under status 200 without a result: the error in it, or unreadable content."""
     error = _error(body) if isinstance(body, dict) and body.get("error") else {}
     if not error:
-        return lost(f"{where} sent something that is not what was asked for")
+        return lost(f"{where} sent an unexpected answer")
     codes = [str(error.get(name)) for name in ("code", "status", "status_code")]
     status = next((int(code) for code in codes if re.fullmatch("[45][0-9][0-9]", code)), 0)
     if status:

@@ -157,7 +157,7 @@ def _run_faults(
     if rows != others or _learned(config, rule, prepared, whole) != _learned(config, rule, prepared, stopped):
         pairs = ((name, one[name], other.get(name)) for one, other in zip(rows, others, strict=True) for name in one)
         yield (
-            "a run that is stopped and resumed gives other figures"
+            "a run that is stopped and resumed has other metrics"
             f" ({next((name for name, a, b in pairs if a != b), 'the rest')}); use no state but the agent's and the"
             " memory of advantages, and draw from agent.random()"
         )
@@ -188,7 +188,7 @@ def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Seque
         agent, before = LearningAgent(name, prepared.scenario, settings, 0, 1), copy.deepcopy(list(played))
         made, again = _taught(rule, played, agent), _taught(rule, played, agent)
         if made != again:
-            yield f"{_way(rule)} gives something else when it is asked again; draw from agent.random()"
+            yield f"{_way(rule)} returns something else when it is called again; draw from agent.random()"
         if list(played) != before:
             yield f"{_way(rule)} changes the dialogues that it is given"
         own = {turn.raw for turn in turns if turn.agent == name and not turn.invalid}

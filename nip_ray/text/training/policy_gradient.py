@@ -289,7 +289,7 @@ class PolicyGradientTrainer:
             told = f"{sum(own)} of {len(own)} prompts of {agent} lost their middle in iteration {iteration + 1}"
             advice = "raise providers.<name>.max_length, or shorten items, replies or rounds"
             if share > MOST_CUT:
-                raise TrainingError(f"{told}, so that it does not see what it is asked about; {advice}")
+                raise TrainingError(f"{told}, so that it does not see the whole item; {advice}")
             if agent not in self._warned:
                 say(f"warning: {told}; {advice}")
                 self._warned.add(agent)

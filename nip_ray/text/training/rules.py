@@ -101,7 +101,7 @@ class TextRule:
             )
         if both := sorted(made.keys() & set(taken)):
             raise UserError(
-                f"algorithm {settings.name!r}: figures gives {', '.join(both)}, names of other figures, choose others"
+                f"algorithm {settings.name!r}: figures gives {', '.join(both)}, names of other metrics, choose others"
             )
         return {name: float(value) for name, value in made.items()}
 
@@ -126,7 +126,7 @@ class TextRule:
         elif self.advantages is None and self.loss is not clipped_surrogate:
             yield "loss is for rules with advantages, leave it out"
         elif self.advantages is not None and self.figures is not None:
-            yield "figures is for rules with examples or pairs; a loss gives figures of its own"
+            yield "figures is for rules with examples or pairs; a loss returns its own metrics"
         elif self.advantages is not None and self.plays_trees:
             yield "num_responses is for rules with examples or pairs; no trees are played to learn from tokens"
         elif (

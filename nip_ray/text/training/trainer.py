@@ -304,7 +304,7 @@ class TextTrainer:
                     shutil.copyfile(self.folder.path / name, Path(made) / name)
                 self.tracker.checkpoint(Path(made), self.state.iteration)
         except OSError as error:  # not of a tracker, which raises nothing
-            say(f"warning: trackers are not told of the models of iteration {self.state.iteration} ({error})")
+            say(f"warning: trackers do not get the models of iteration {self.state.iteration} ({error})")
 
     def _fine_tuning_set(self, group: str) -> FineTuningSet:
         items = self.parts.by_id["train"]
