@@ -129,8 +129,7 @@ def check_run_dir(folder: Path) -> None:
 def print_table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,), width: int = 120
 ) -> None:
-    """Print a plain table on stdout. words: columns of text; the others are numbers. width: the width without a
-    terminal."""
+    """Print a plain table on stdout. words: columns of text; the others are numbers. width: without a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -79,8 +79,7 @@ def _on_the_line(ctx: typer.Context) -> Mapping[str, Any]:
 
 
 def _keys(kind: type, data: Any, agents: Sequence[str], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Keys below a settings class with their valid values; for a union whose member `data` names, only that
-    member's."""
+    """Keys below a settings class with valid values; for a union whose member `data` names, only that member's."""
     from nip_ray.config.keys import branches, keys_of, place, tag_of, value_annotation
 
     for name, key in keys_of(kind).items():

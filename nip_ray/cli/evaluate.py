@@ -178,8 +178,7 @@ def _refuse_no_file(option: str, out: Path | None) -> None:
 
 
 def _print_over_time(found: Mapping[str, Any]) -> None:
-    """Print checkpoints of the one role down, those of the other across, with ratings; of many, some spread over
-    time."""
+    """Print checkpoints of the one role down, those of the other across, with ratings; of many, some over time."""
     from nip_ray.play.opponent_pool import thinned
 
     row, column = found["roles"]

@@ -184,8 +184,7 @@ ROLES = {
 
 
 def ports() -> Iterator[Found]:
-    """Report where servers of Ray and nip-ray listen, with a note on each that other machines can reach but should
-    not."""
+    """Report where Ray and nip-ray servers listen, with a note on each that other machines can reach but should not."""
     import psutil
 
     told, exposed = list[str](), list[Found]()

@@ -27,8 +27,7 @@ _last: int | None = None
 
 
 class Interrupted(KeyboardInterrupt):
-    """signum: the signal that ended the work. safe: True if it ended at a safe point, so that its state can be
-    saved."""
+    """signum: the signal that ended the work. safe: True if it ended at a safe point, so its state can be saved."""
 
     def __init__(self, signum: int, safe: bool = False) -> None:
         super().__init__(signal.Signals(signum).name)

@@ -47,8 +47,7 @@ class Silence:
         self._seen: dict[str, tuple[Hashable, float, float]] = {}
 
     def too_long(self, name: str, sign: Hashable) -> bool:
-        """Observe the process `name`; return True if it has been silent for too long. sign: its newest, None before its
-        first."""
+        """Observe the process `name`; return True if silent for too long. sign: its newest, None before its first."""
         if sign is None:
             self.forget(name)
             return False

@@ -11,8 +11,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # from malloc.h
 
 
 def prepare_process(num_threads: int | None) -> None:
-    """Set the torch threads of this process (None: $OMP_NUM_THREADS, else its usable cores, at most 8), and tune the
-    allocator.
+    """Set this process's torch threads (None: $OMP_NUM_THREADS, else usable cores, at most 8), and tune the allocator.
 
     Small networks allocate and free megabytes thousands of times a second; by default glibc returns them to the system
     each time and faults them in again. Keeping them saves a few per cent of an iteration.

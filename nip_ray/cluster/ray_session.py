@@ -116,8 +116,7 @@ def secure_token() -> None:
 
 
 def _make_token(path: Path) -> None:
-    """A token at `path`, unless there is one: written aside and linked, so that two processes both get the same
-    token."""
+    """A token at `path`, unless there is one: written aside and linked, so two processes both get the same token."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -63,8 +63,7 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
 
 
 def token_actors(config: TextExperimentConfig) -> list[Bundle]:
-    """CPUs and GPUs of the actors that learn each model, and of those that play, for agents that learn from their
-    tokens."""
+    """CPUs and GPUs of the actors that learn each model, and of those that play, for agents that learn from tokens."""
     rule, settings = config.algorithm, language_agents(config)
     assert isinstance(rule, TokenTrainingSettings)
     first = [settings[agents[0]] for agents in groups(config).values()]
@@ -96,8 +95,7 @@ def check_cluster(
 def missing(
     bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], keys: Mapping[str, str] = _KEYS
 ) -> str:
-    """The shortage of `nodes` (resources of each) for `bundles`, and what would fit, in words; "" if they fit. keys: to
-    lower."""
+    """The shortage of `nodes` (resources) for `bundles`, and what would fit, in words; "" if none. keys: to lower."""
     has = {name: sum(float(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU")}
     asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
     fitting = _fitting(bundles, nodes)
@@ -173,8 +171,7 @@ def _largest(vectors: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
 
 
 def _holds(bundles: Sequence[Mapping[str, float]], node: Mapping[str, Any]) -> bool:
-    """True if a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs cannot hold
-    three of 0.6."""
+    """True if a node can hold all of them at once. A share is of one GPU, so two cannot hold three of 0.6."""
     if sum(bundle.get("CPU", 0) for bundle in bundles) > float(node.get("CPU", 0)) + _ROUNDING:
         return False
     left = [1.0] * int(float(node.get("GPU", 0)))

@@ -1,5 +1,4 @@
-"""Alternative names of learning-rule settings, from stock RLlib and earlier runner files: one table for all kinds of
-config."""
+"""Alternative names of learning-rule settings, from stock RLlib and earlier runner files: one table for all configs."""
 
 from collections.abc import Collection, Mapping
 from functools import cache

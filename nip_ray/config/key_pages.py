@@ -1,5 +1,4 @@
-"""Pages of every key of a config, generated from the settings: docs/configuration.md and one page for each group of
-keys.
+"""Pages of every key of a config, generated from the settings: docs/configuration.md and one page per group of keys.
 
 Decisions that matter here:
 - a page is the first part of a key and, if the settings differ by `name`, that name; short groups share a page;
@@ -224,8 +223,7 @@ def _wrapped(text: str) -> str:
 def _sections(
     kind: type = ExperimentConfig, prefix: str = "", title: str = "The experiment"
 ) -> Iterator[tuple[str, type, str]]:
-    """(title, settings class, prefix of its keys) of each table. Keys inside an agent's settings are in the agent's
-    table."""
+    """(title, settings class, prefix of keys) of each table. Keys in an agent's settings are in the agent's table."""
     yield title, kind, prefix
     if "<" in prefix:
         return

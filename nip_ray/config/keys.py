@@ -134,8 +134,7 @@ def locate(loc: Sequence[str | int], kind: type) -> tuple[str, Key | None, type 
 
 
 def walk(kind: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Every key below a settings class with its dotted path; `<agent>` and similar placeholders match any name in a
-    mapping."""
+    """Every key below a settings class with its dotted path; `<agent>` and other placeholders match any name."""
     for name, key in keys_of(kind).items():
         path = f"{prefix}{name}"
         yield path, key

@@ -101,8 +101,8 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
 
 
 def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str, ...]:
-    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: the named ones, else all
-    that learn."""
+    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: those named, else all
+    learners."""
     rule = config.algorithm
     if not isinstance(rule, DQNSettings):
         return ()

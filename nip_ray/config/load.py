@@ -1,5 +1,4 @@
-"""From YAML, dictionaries and `--set a.b=c` to a checked `ExperimentConfig` or `TextExperimentConfig`, and back to
-YAML.
+"""From YAML, dictionaries and `--set a.b=c` to checked `ExperimentConfig` or `TextExperimentConfig`, and back to YAML.
 
 Decisions that matter here:
 
@@ -177,8 +176,7 @@ def nearest_path(path: Path, there: Iterable[Path]) -> Path | None:
 
 
 def load_stored_config(path: Path | str) -> ExperimentConfig:
-    """The config of a run of agents with networks, its data files unchecked. Raises UserError for one of language
-    models."""
+    """Config of a run of agents with networks, data files unchecked. Raises UserError for one of language models."""
     config = load_config(path, checked=False)
     if isinstance(config, TextExperimentConfig):
         rerun = "a config with base_run: {run_dir: ..., kind: rerun_tests} tests its models again"
@@ -205,8 +203,7 @@ def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
 
 
 def _is_misspelt_text(data: Mapping[str, Any], algorithm: Any) -> bool:
-    """True if an unknown learning rule is meant for language models: by keys that only these have, or by the nearest
-    name."""
+    """True if an unknown learning rule is meant for language models: by keys only these have, or the nearest name."""
     known = names_of(ExperimentConfig, "algorithm")
     if algorithm is None or algorithm in known:
         return False
@@ -217,8 +214,7 @@ def _is_misspelt_text(data: Mapping[str, Any], algorithm: Any) -> bool:
 
 
 def text_names() -> dict[str, list[str]]:
-    """Key -> the names by which a config is known to be one of language models: those that configs of networks do not
-    have."""
+    """Key -> the names that mark a config as one of language models: those that configs of networks do not have."""
     keys = ("scenario", "algorithm")
     return {
         key: [name for name in names_of(TextExperimentConfig, key) if name not in names_of(ExperimentConfig, key)]
@@ -264,8 +260,7 @@ def config_from_dict(data: Mapping[str, Any], *, stored: bool = False) -> AnyCon
 
 
 def config_to_yaml(config: AnyConfig) -> str:
-    """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal
-    config."""
+    """Every key of `config` as YAML in the order of the docs; `config_from_dict` of it gives an equal config."""
     return to_yaml(plain(config))
 
 
@@ -303,8 +298,7 @@ def differences(value: Any, default: Any = None) -> dict[str, Any]:
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, a step into a list is an
-    index.
+    """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, lists take an index.
 
     A mapping is merged into the existing one, which a line reports; see `_merged` for replacements.
 
@@ -398,8 +392,8 @@ def config_of(config: AnyConfig | Mapping[str, Any] | Path | str, *, checked: bo
 
 
 def settings_from(data: Any, kind: type[Settings], prefix: str = "") -> Settings:
-    """The settings of a `kind` (a dataclass) from a mapping; keys left out have their defaults, variants are selected
-    by `name`.
+    """The settings of a `kind` (a dataclass) from a mapping; missing keys have defaults, variants are selected by
+    `name`.
 
     prefix: of its keys. Raises one UserError that lists every fault.
     """

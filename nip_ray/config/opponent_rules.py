@@ -17,8 +17,7 @@ _WITHOUT = (DQNSettings, SoloSettings, StackelbergSettings)
 
 
 def opponents(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """They need a rule that learns from whole episodes, agents that learn against other learners, and a share of
-    play."""
+    """They need a rule that learns from whole episodes, agents that learn against learners, and a share of play."""
     pool = config.opponents
     if pool is None:
         return

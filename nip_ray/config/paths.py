@@ -29,7 +29,7 @@ def with_absolute_paths(config: AnyConfig) -> AnyConfig:
 
 
 def absolute_paths(value: Any, kind: type, key: str = "") -> Any:
-    """The value of the dotted `key` of a config of `kind` (no key: the whole config), as plain data, with every path
+    """The value of the dotted `key` of a config of `kind` (none: all of it), as plain data, with every path
     absolute."""
     return mapped_paths(value, kind, lambda sort, path, key: _ABSOLUTE[sort](path), key)
 

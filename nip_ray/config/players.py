@@ -69,8 +69,7 @@ def agent_settings(config: ExperimentConfig, agent: str) -> AgentSettings:
 
 
 def rounds_of(config: ExperimentConfig | TextExperimentConfig) -> int | None:
-    """The maximum number of rounds of an episode, None for one of a plugin that is not imported and has no max_rounds
-    set."""
+    """Maximum number of rounds of an episode, None for one of a plugin that is not imported and has no max_rounds."""
     if isinstance(config.scenario, HironakaSettings):
         return 2 * config.scenario.max_rounds  # the host's and the agent's
     table = known_table(config)

@@ -1,5 +1,5 @@
-"""Import a user's own code: files or modules that register protocols, scenarios, algorithms and providers (see
-`nip_ray.plugins`).
+"""Import user code: files or modules that register protocols, scenarios, algorithms and providers; see
+`nip_ray.plugins`.
 
 Decisions that matter here:
 

@@ -1,5 +1,4 @@
-"""Rules about provers that search, and about decisions that learn from more than their samples. See
-`nip_ray.config.rules`."""
+"""Rules about provers that search, and about decisions learned from more than samples. See `nip_ray.config.rules`."""
 
 from collections.abc import Iterator
 
@@ -28,8 +27,7 @@ def searching(config: ExperimentConfig) -> tuple[SearchSettings, tuple[str, ...]
 
 
 def search(config: ExperimentConfig) -> Iterator[str]:
-    """The value of a message must be computable from the verifier's output, and some agent must learn from the
-    search."""
+    """The value of a message must be computable from the verifier's output, and an agent must learn from the search."""
     if config.search is None:
         return
     if not isinstance(config.algorithm, _RULES):

@@ -78,8 +78,7 @@ def speaking_providers(config: TextExperimentConfig) -> dict[str, ProviderSettin
 
 
 def chat_shapes(config: TextExperimentConfig) -> dict[str, "Shape"]:
-    """Agent -> the form of its chats for inference and training. A local model's template adapts it further if
-    needed."""
+    """Agent -> the form of its chats for inference and training. A local model's template adapts it if needed."""
     shapes: dict[str, Shape] = {}
     for agent, settings in language_agents(config).items():
         provider = config.providers.get(settings.provider)

@@ -57,8 +57,7 @@ class Agent(Protocol):
     action_space: Any
 
     def enable_training_mode(self, enabled: bool) -> None:
-        """Called before training and before evaluation. While off, nothing is stored or learned, and stored data is
-        kept."""
+        """Called before training and before evaluation. Off: nothing is stored or learned; stored data is kept."""
         ...
 
     def begin(self) -> None:
@@ -105,8 +104,7 @@ class Agent(Protocol):
 
 
 class Tracker:
-    """Metrics by tag. Tags that end in `_min` or `_max` are reduced by minimum and maximum, all others by their
-    mean."""
+    """Metrics by tag. Tags that end in `_min` or `_max` are reduced by minimum and maximum, all others by mean."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
@@ -183,8 +181,7 @@ Scope = tuple[int, int]
 
 
 def resolve_scopes(num_copies: int, num_learners: int, sizes: Sequence[int] | None = None) -> tuple[Scope, ...]:
-    """The range of copies of each learner. sizes: number of copies of each (None: equal shares, the remainder to the
-    last).
+    """The range of copies of each learner. sizes: copies of each (None: equal shares, the remainder to the last).
 
     Raises UserError when there is no learner, more learners than copies, or when sizes do not fit.
     """

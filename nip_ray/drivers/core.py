@@ -203,8 +203,7 @@ class Core:
         self.resets += 1
 
     def advance(self, explore: bool = True, timestep: int | None = None, timesteps: int | None = None) -> None:
-        """One timestep of all learners. timestep, timesteps: passed to them (None: the counter, the settings'
-        total)."""
+        """One timestep of all learners. timestep, timesteps: passed on (None: the counter, the settings' total)."""
         at = self.timestep if timestep is None else timestep
         total = self.settings.timesteps if timesteps is None else timesteps
         parts, learners, times = self.parts, self.learners, self._times
@@ -255,8 +254,7 @@ class Core:
         self._times = [0.0, 0.0, 0.0]
 
     def evaluate(self, timesteps: int, parts: Sequence[Part] | None = None) -> dict[str, float]:
-        """Metrics `LEARNER/...` of the current agents, over `timesteps` timesteps from fresh episodes, without
-        learning.
+        """Metrics `LEARNER/...` of the current agents, over `timesteps` of fresh episodes, without learning.
 
         parts: other environments for the same agents; without, this one's own are used, and training continues from
         fresh episodes.
@@ -335,8 +333,7 @@ def evaluation_core(core: Core, parts: Sequence[Part] | None = None) -> Core:
 
 
 Environment = Any
-"""A `Recipe`, `EnvironmentSettings`, or an environment with Gymnasium's vector interface, which its learners then
-share."""
+"""A `Recipe`, `EnvironmentSettings`, or an environment with Gymnasium's vector interface, which learners then share."""
 
 
 def as_recipe(environment: Environment) -> Recipe | None:
@@ -349,8 +346,7 @@ def as_recipe(environment: Environment) -> Recipe | None:
 def learners_and_scopes(
     environment: Environment, agents: Agent | Sequence[Agent], scopes: Sequence[int] | None, names: Sequence[str] | None
 ) -> tuple[list[Agent], tuple[Scope, ...], list[str]]:
-    """(agents, the range of copies of each, the name of each). Raises UserError if they do not fit; see
-    `resolve_scopes`."""
+    """(agents, their ranges of copies, their names). Raises UserError if they do not fit; see `resolve_scopes`."""
     listed = list(agents) if isinstance(agents, Sequence) else [agents]
     recipe = as_recipe(environment)
     found = resolve_scopes(recipe.num_copies if recipe else num_copies_of(environment), len(listed), scopes)

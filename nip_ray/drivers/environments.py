@@ -100,8 +100,7 @@ def _vectorization(settings: EnvironmentSettings) -> str:
 
 
 def _check_options(settings: EnvironmentSettings, kind: str) -> None:
-    """Refuse an argument that the environment does not accept: a half-made environment raises again when it is
-    deleted."""
+    """Refuse an argument that the environment does not accept: a half-made environment raises again when deleted."""
     spec = gymnasium.spec(settings.id.rpartition(":")[2])
     creator = spec.vector_entry_point if kind == "vector_entry_point" else spec.entry_point
     if not settings.options or creator is None:
@@ -130,8 +129,7 @@ def num_copies_of(env: Any) -> int:
 
 
 def copies_of(env: Any, first: int = 0) -> Any:
-    """`env` for drivers: `Copies` of it, or itself if it has their interface (it then has `placed`). first: see
-    `Copies`."""
+    """`env` for drivers: `Copies` of it, or itself if it has their interface (with `placed`). first: see `Copies`."""
     num_copies_of(env)
     return env.placed(first) if hasattr(env, "placed") else Copies(env, first)
 
@@ -173,13 +171,11 @@ class Copies:
         return self._state() if callable(self._state) else None
 
     def state_led_to(self) -> Any:
-        """The global state after the newest step; for copies that the environment resets in the same step, that after
-        its reset."""
+        """The global state after the newest step; for copies reset in the same step, after the reset."""
         return self.state() if self._last_state is None else self._last_state
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
-        """(next observations, rewards, terminated, truncated, valid, infos), as in `Transition`; `observations` moves
-        on."""
+        """(next observations, rewards, terminated, truncated, valid, infos), see `Transition`; sets `observations`."""
         shown, reward, terminated, truncated, infos = self.env.step(actions)
         if shown is self._newest:
             raise TrainingError("the environment gives the same array in every step; make it with copy=True")

@@ -69,8 +69,7 @@ class ProtocolCopies:
         return self
 
     def reset(self, seed: int, *purpose: str | int) -> None:
-        """Begin a new batch: for the purpose "evaluation" of held-out instances, from the first on, else the next of
-        training."""
+        """Begin a new batch: for "evaluation" of held-out instances, from the first on, else the next of training."""
         self._seed, self._split = seed, TEST if purpose[:1] == ("evaluation",) else TRAIN
         if self._split == TEST:
             self._batches[TEST] = 0
@@ -264,8 +263,8 @@ def _alone_agent(experiment: ExperimentConfig) -> str | None:
 def experiment_agents(
     settings: RunnerSettings, experiment: ExperimentConfig, scopes: Sequence[Scope], fresh: bool
 ) -> list[Agent]:
-    """The learners of a runner file, each for its scope. fresh: with the initial weights in their configs (else a state
-    is loaded).
+    """The learners of a runner file, one per scope. fresh: with their configs' initial weights (else a state is
+    loaded).
 
     The first learner's seed is the runner's, so that alone it is the learner of `nip-ray train`. Raises UserError for
     changes and weights that do not fit.

@@ -88,8 +88,7 @@ class SequentialDriver:
             self.core.train(end, replace(reports, on_row=told))
 
     def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
-        """Metrics `LEARNER/...` over `timesteps` timesteps from fresh episodes, without learning; actions are greedy by
-        default.
+        """Metrics `LEARNER/...` over `timesteps` of fresh episodes, without learning; actions are greedy by default.
 
         With an environment that can be recreated, in separate copies (`num_copies` each, None: as many as in training),
         in one environment of all these if it is shared and cannot be split; else in those of training, which continues
@@ -156,8 +155,7 @@ class StepDriver(SequentialDriver):
         super().train(until, reports)
 
     def step(self, timestep: int | None = None, timesteps: int | None = None) -> Step:
-        """One timestep of training: (observations, rewards, terminated, truncated, infos) as the environment returned
-        them.
+        """One timestep of training: (observations, rewards, terminated, truncated, infos) as from the environment.
 
         timestep, timesteps: passed to learners (None: the counter, the settings' total). Separate environments give one
         list of infos, in the learners' order.

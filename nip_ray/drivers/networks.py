@@ -33,8 +33,7 @@ class TanhNetwork(nn.Sequential):
 def mlp(
     width_in: int, width_out: int, settings: NetworkSettings, gain: float, generator: torch.Generator
 ) -> nn.Sequential:
-    """Linear layers with activations between; orthogonal weights (gain sqrt 2, and `gain` in the last layer), zero
-    biases."""
+    """Linear layers with activations between; orthogonal weights (gain sqrt 2; last layer: `gain`), zero biases."""
     layers: list[nn.Module] = []
     width, tanh = width_in, settings.activation == "tanh"
     for hidden in settings.hidden:
@@ -82,8 +81,7 @@ class DiscreteHead:
 
 
 class NormalHead:
-    """Means of k independent normal distributions; actions are clipped to their bounds for the environment, not in
-    learning."""
+    """Means of k independent normal distributions; actions are clipped for the environment, not in learning."""
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         self.shape, self.dtype = space.shape, np.float32

@@ -57,8 +57,7 @@ EXPERIMENT_FILE = "experiment.yaml"
 
 @dataclass(frozen=True)
 class RunnerResult:
-    """run_dir: the folder. settings: of the run. timesteps, env_steps: totals. metrics: the last row and the
-    evaluation."""
+    """run_dir: the folder. settings: of the run. timesteps, env_steps: totals. metrics: the last row and evaluation."""
 
     run_dir: Path
     settings: RunnerSettings
@@ -184,8 +183,7 @@ def falls_over_timesteps(settings: RunnerSettings) -> str | None:
 
 
 def experiment_of(settings: RunnerSettings, run_dir: Path | None = None) -> ExperimentConfig | None:
-    """The experiment whose scenario is played, None for a Gymnasium environment. run_dir: of a run that already stores
-    it."""
+    """The experiment whose scenario is played; None for Gymnasium. run_dir: of a run that already stores it."""
     if not isinstance(settings.environment, ExperimentEnvironmentSettings):
         return None
     from nip_ray.drivers.experiments import read_experiment
@@ -218,8 +216,7 @@ def make_driver(
 def _gymnasium_agents(
     settings: RunnerSettings, environment: EnvironmentSettings, scopes: Sequence[Scope]
 ) -> list[Agent]:
-    """New learners for the environment's spaces; a copy of it is made for that, and rendered if pictures are
-    configured."""
+    """New learners for the environment's spaces; from a copy of it, rendered if pictures are configured."""
     own = Copies(make_environment(environment, 1))
     try:
         spaces = own.env.single_observation_space, own.env.single_action_space

@@ -22,8 +22,7 @@ _STATE = (*_ARRAYS, "env_steps", "episodes", "finished", "player_finished", "out
 
 
 class EpisodeStatistics:
-    """Of n copies. env_steps: transitions so far. episodes: finished ones so far. return_B, length_B: of the episodes
-    in flight."""
+    """Of n copies. env_steps: transitions so far. episodes: finished so far. return_B, length_B: of open episodes."""
 
     def __init__(self, num_copies: int) -> None:
         self.env_steps = self.episodes = self.reward_count = 0

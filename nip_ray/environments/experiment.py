@@ -13,8 +13,7 @@ AnyConfig = ExperimentConfig | TextExperimentConfig
 
 
 def experiment_of(config: AnyConfig | Mapping[str, Any] | Path | str) -> ExperimentConfig:
-    """An experiment whose agents have networks: as such, its keys, a YAML file or a run folder. Its learning rule is
-    ignored.
+    """An experiment whose agents have networks: as such, its keys, a YAML file or a run folder. Its rule is ignored.
 
     Raises UserError for faults of protocol and scenario, for language models, and under zero knowledge.
     """

@@ -34,8 +34,7 @@ class SinglePlay:
     """
 
     def __init__(self, scenario: Scenario, split: str = "train", *, for_modules: bool = False) -> None:
-        """for_modules: observations in the form of our networks, see `observe`. Raises UserError for an unknown
-        split."""
+        """for_modules: observations in our networks' form, see `observe`. Raises UserError for an unknown split."""
         if split not in ("train", "test"):
             raise UserError(f"split: got {split!r}, expected train or test")
         self.play, self.protocol = BatchedPlay(scenario), scenario.protocol

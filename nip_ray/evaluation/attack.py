@@ -249,8 +249,7 @@ class _Attack:
         return replace(attacker, iterations=length, curve=curve, budget=tuple(budget))
 
     def _beginners(self, kind: str, size: int, seed: int) -> dict[str, nn.Module] | None:
-        """The networks to start training from; None where the run's own provers are scripts, which cannot be
-        continued."""
+        """The networks to start training from; None where the run's own provers are scripts, which cannot continue."""
         made = {agent: network.to(self.device) for agent, network in self.target.fresh(self.agents, size, seed).items()}
         if kind == "continued":
             for agent, network in made.items():
@@ -324,8 +323,7 @@ class _Attack:
         return verdict_B == self.target.scenario.label_I[id_B]
 
     def _every_message(self, who: str) -> tuple[dict[str, Any], Tensor | None]:
-        """Exact shares of held-out instances under the best of all messages, by `MessageTree`, and (B, 2) the chances
-        by instance.
+        """Exact shares of held-out instances under the best of all messages, by `MessageTree`, and (B, 2) chances.
 
         `every_message`: judged rightly; `every_message_fooled`: judged as the attackers want; `every_message_sampled`:
         judged rightly, expected for a sampled verifier; `questions`: judged rightly after the verifier's own, random
@@ -354,8 +352,7 @@ class _Attack:
         return found, measured
 
     def _tree(self, who: str | None) -> tuple[Tensor | None, Sequence[str]]:
-        """(values, ways) of the tree, all ways or only the greedy one; (None, ()) without a tree or where it is too
-        large."""
+        """(values, ways) of the tree, all ways or only the greedy one; (None, ()) without a tree, or if too large."""
         scenario = self.target.scenario
         protocol, most = scenario.protocol, self.settings.max_nodes
         if (
@@ -384,8 +381,7 @@ class _Attack:
         return id_I[self.target.scenario.label_I[id_I] != self.wanted]
 
     def _measured(self, id_I: Tensor) -> Tensor:
-        """All instances concerned, or a random sample as large as the settings allow; the same for all wrong
-        verdicts."""
+        """All these instances, or a random sample as large as the settings allow; the same for all wrong verdicts."""
         two = self.target.scenario.protocol.two_verdicts
         id_I, most = self._concerned(id_I) if two else id_I, self.settings.max_instances
         if most is not None and most < len(id_I):

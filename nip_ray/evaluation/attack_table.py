@@ -94,8 +94,7 @@ class AttackTable:
         return {**self.document, "attack": {**self.how, **self.details}}
 
     def _over_all(self) -> dict[str, Any]:
-        """The table of all wrong verdicts together: an instance counts as right only if it is judged rightly under
-        each."""
+        """The table of all wrong verdicts together: an instance counts as right only if judged rightly under each."""
         goals = list(self.details.values())
         instances = sorted({one for part in self.parts for one in part["wrong"]})
 
@@ -209,8 +208,7 @@ def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
 
 
 def paid_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The provers paid for `wanted` where it is wrong, at least in some role. One that chooses its side attacks
-    alone."""
+    """The provers paid for `wanted` where it is wrong, at least in a role. One that chooses its side attacks alone."""
     if protocol.chooser is not None:
         return (protocol.chooser,)
     return _paid(protocol, wanted)

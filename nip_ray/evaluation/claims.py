@@ -28,8 +28,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def sides(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Whole:
-    """(B, A): 1 where the agent is an honest prover, -1 where it is a lying one, else 0. seed_B: episode seeds; y_B:
-    labels."""
+    """(B, A): 1 for an honest prover, -1 for a lying one, else 0. seed_B: episode seeds; y_B: labels."""
     side_BA = np.zeros((len(y_B), len(protocol.agents)), dtype=np.int64)
     for prover, label, verdict, there_B in _wishes(protocol, seed_B, y_B):
         column_B = side_BA[:, protocol.agents.index(prover)]
@@ -49,8 +48,7 @@ def sought(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Flags:
 
 
 def _wishes(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Iterator[tuple[str, int, int, Flags]]:
-    """(prover, label, a verdict it wants there, (B,) the episodes of that label in which it wants it and has a
-    turn)."""
+    """(prover, label, a verdict it wants there, (B,) episodes of that label in which it wants it and has a turn)."""
     place_B, turns_B = seed_B % max(1, len(protocol.roles)), seed_B % len(protocol.turns)
     for prover in protocol.provers:
         speaks_B = np.array(protocol.speaks_in(prover))[turns_B]
@@ -97,8 +95,7 @@ def shares(
 
 
 def score_difference(return_BA: Array, side_BA: Whole, item_B: npt.ArrayLike | None = None) -> Mean:
-    """The mean return where `side_BA` is 1 less that where it is -1, with its 95 % interval; `n` counts instances with
-    either.
+    """The mean return at `side_BA` 1 less that at -1, with its 95 % interval; `n` counts instances with either.
 
     item_B: (B,) the instance of each episode (None: all different). The estimate is None without both; the interval
     with fewer than two instances, or where none departs from the means.

@@ -48,14 +48,13 @@ def ratings(score_RCN: npt.ArrayLike) -> tuple[list[Mean], list[Mean]]:
 
 
 def fitted(score_RC: npt.ArrayLike, games: int) -> Array:
-    """(R + C,) ratings of rows and columns in points, of mean 0. score_RC: each row's score in `games` against each
-    column."""
+    """(R + C,) ratings of rows and columns in points, of mean 0. score_RC: of a row in `games` against a column."""
     return _POINTS * _fit(score_RC, games)[0]
 
 
 def _fit(score_RC: npt.ArrayLike, games: int) -> tuple[Array, Array]:
-    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones added to
-    each."""
+    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones
+    added."""
     total = np.asarray(score_RC, dtype=np.float64) + 0.5
     rows, columns = total.shape
     count = games + 1

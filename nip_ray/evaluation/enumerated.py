@@ -25,8 +25,7 @@ def distinct_part(scenario: Scenario, id_B: Tensor) -> float | None:
 
 
 def as_exact(tree: Any, part: float | None) -> Any:
-    """`tree` with every record {"estimate", "lower", "upper", "n"} in it made exact. part: of `distinct_part` (None:
-    unchanged)."""
+    """`tree` with each {"estimate", "lower", "upper", "n"} made exact. part: of `distinct_part` (None: unchanged)."""
     if part is None or not isinstance(tree, dict | list):
         return tree
     if isinstance(tree, list):

@@ -102,16 +102,14 @@ class Examination:
         return figures
 
     def baseline(self) -> tuple[tuple[int, int] | None, str | None]:
-        """((instances judged rightly, instances) without a prover, source): the better of the scenario's and
-        `alone`."""
+        """((judged rightly, instances) without a prover, source): the better of the scenario's and `alone`."""
         fitted = self.scenario.solo_baseline(self.ids)
         if fitted is not None and self.alone is not None and self.alone[0] / self.alone[1] > fitted[0] / fitted[1]:
             return self.alone, "verifier trained alone"
         return fitted, None if fitted is None else FITTED
 
     def trained_with(self) -> torch.Tensor | None:
-        """(B,) bool: which instances are also training instances; None where this is unknown, or all are by the
-        task."""
+        """(B,) bool: which instances are also training instances; None if this is unknown, or all are by the task."""
         found_I = self.scenario.occurring() if self.split == "test" and self.scenario.held_out else None
         if found_I is None:
             return None
@@ -123,8 +121,7 @@ class Examination:
         return self.ids if (kept_K := _apart(self.trained_with())) is None else self.ids[kept_K]
 
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """``eval/<name>`` of the scenario's exact metrics and of its own games; see `Scenario.exact_figures`,
-        `figures`."""
+        """``eval/<name>`` of the scenario's exact metrics and own games; see `Scenario.exact_figures`, `figures`."""
         found = {f"eval/{name}": value for name, value in self.scenario.exact_figures(networks).items()}
         played = ((f"eval/{name}", record["estimate"]) for name, record in self.played(networks).items())
         return {**found, **{key: value for key, value in played if value is not None}}
@@ -144,8 +141,8 @@ class Examination:
     def regression(
         self, networks: Mapping[str, nn.Module], settings: MessageRegressionSettings, rollout: Rollout | None = None
     ) -> dict[str, Mean]:
-        """Agent -> how well its first message predicts the label; empty unless requested. rollout: sampled (None: play
-        one)."""
+        """Agent -> prediction of the label by its first message; empty unless requested. rollout: sampled (None:
+        play)."""
         if not settings.enabled:
             return {}
         return message_regression(

@@ -1,5 +1,4 @@
-"""Message regression: a perceptron predicts the label from an agent's first message and is tested on messages kept
-back.
+"""Message regression: perceptrons predict the label from an agent's first message, tested on messages kept back.
 
 Decisions that matter here:
 - the message is the one that the agent *sent*, in the first round in which it can have a turn, with sampled actions;

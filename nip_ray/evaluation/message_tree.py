@@ -25,8 +25,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 
 WAYS = ("greedy", "sampled", "random questions", "best questions")
-"""Most likely messages and verdicts; sampled ones; the most likely verdict after random questions; after the best
-questions."""
+"""Most likely messages and verdicts; sampled ones; likeliest verdict after random questions; after the best."""
 
 _BATCH = 2048  # nodes at once
 
@@ -117,8 +116,7 @@ class MessageTree:
         return decided_NW2 + on_NW[:, :, None] * children.joined(value_KW2, self.ways, len(id_N))
 
     def _round(self, play: BatchedPlay) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Policy]]]:
-        """((N, W, 2) chances that the round brings the two, (N, W) that it brings no verdict, who may say what: see
-        `policies`)."""
+        """((N, W, 2) chances that the round brings the two, (N, W) of no verdict, allowed messages: see `policies`)."""
         protocol, count = play.protocol, len(play.id_B)
         decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
         on_NW = torch.ones(count, len(self.ways), device=play.device)

@@ -77,8 +77,7 @@ def message_value(
 
 
 def _shuffling(order: torch.Generator) -> Edit:
-    """Replace an agent's message by its own on another instance: a permutation of the copies in which it has the
-    turn."""
+    """Replace an agent's message by its own on another instance: a permutation of the copies where it has a turn."""
 
     def shuffled(turn: Turn) -> Action:
         count = len(turn.copy_N)

@@ -92,8 +92,7 @@ def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:
 def verdict_counts(
     protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT
 ) -> dict[str, tuple[int, int]]:
-    """Key -> (successes, trials) of every share; group values that do not occur have no key. who: the first part of
-    every key."""
+    """Key -> (successes, trials) of each share; group values that do not occur have no key. who: first part of keys."""
     verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
     correct_B = verdict_B == y_B
     counts = {
@@ -121,7 +120,7 @@ def _episode_values(protocol: Protocol, rollout: Rollout) -> dict[str, Array]:
 
 
 def simulation_values(rollout: Rollout) -> dict[str, Array]:
-    """Key -> (B',) mean distance of each episode that has any; {} without zero knowledge, no key where nothing is
+    """Key -> (B',) mean distance of episodes that have any; {} without zero knowledge, no key where nothing is
     comparable."""
     if rollout.simulation_BR2 is None:
         return {}

@@ -78,8 +78,7 @@ def area(risk_N: Array, wrong_N: Array) -> Mean:
 
 
 def _chances(wrong_N: Array) -> Array:
-    """(N,) the share of errors among the fifth of all that are nearest in confidence, plus half an error and half a
-    right one."""
+    """(N,) share of errors among the fifth of all nearest in confidence, plus half an error and half a right one."""
     n = len(wrong_N)
     reach, place_N, sum_N = max(2, n // 10), np.arange(n), np.concatenate([[0.0], np.cumsum(wrong_N)])
     first_N, last_N = np.maximum(0, place_N - reach), np.minimum(n, place_N + reach + 1)

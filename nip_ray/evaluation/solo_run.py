@@ -12,8 +12,7 @@ _KEY = "evaluation.solo_run"
 
 
 def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
-    """(held-out pairs that the verifier of `evaluation.solo_run` judged rightly, held-out pairs), greedy; None if no
-    run is named.
+    """(held-out pairs judged rightly by `evaluation.solo_run`, held-out pairs), greedy; None if no run is named.
 
     Raises UserError unless that is a finished run of a verifier alone, on the same data and with as many
     message-passing layers, that was evaluated on all held-out pairs.

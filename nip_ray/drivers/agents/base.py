@@ -100,8 +100,7 @@ def put_weights(parameters: Iterable[torch.Tensor], stored: Iterable[torch.Tenso
 
 
 def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
-    """(width, function from observations to (n, width) float32 rows): the parts of a Dict or Tuple concatenated in
-    order.
+    """(width, function from observations to (n, width) float32 rows): parts of a Dict or Tuple joined in order.
 
     Observations may be {"observation", "action_mask"} (see `legal_of`), and tuples mappings (see `Copies`). Raises
     UserError for a space that is not Box, MultiBinary, Discrete or MultiDiscrete, nor a Dict or Tuple of such.

@@ -71,8 +71,7 @@ class DQNAgent(BaseAgent):
     def act(
         self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None
     ) -> np.ndarray:
-        """Actions, one row per copy: the best legal ones, or uniform ones with the exploration rate of this
-        timestep."""
+        """Actions, one row per copy: the best legal ones, or uniform ones at this timestep's exploration rate."""
         with torch.inference_mode():
             value = self.online(torch.from_numpy(self._encode(observations)))
             legal = self._legal(observations, len(value))

@@ -165,8 +165,7 @@ class PPOAgent(BaseAgent):
 
     @torch.no_grad()
     def _batch(self) -> dict[str, Tensor]:
-        """One row per transition: observation, action, its old log-probability and value, advantage, target, legal
-        actions."""
+        """A row per transition: observation, action, old log-probability, value, advantage, target, legal actions."""
         stored = {name: torch.from_numpy(buffer[: self._filled]) for name, buffer in self._buffers.items()}
         action, terminated_TB, valid_TB = stored["action"], stored["terminated"], stored["valid"]
         observation_N = stored["observation"].flatten(0, 1)

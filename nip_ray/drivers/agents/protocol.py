@@ -1,5 +1,4 @@
-"""A learner that plays all agents of a protocol and learns by one of our algorithms: PPO, REINFORCE, the Stackelberg
-family, solo.
+"""A learner for all agents of a protocol, by one of our algorithms: PPO, REINFORCE, the Stackelberg family, solo.
 
 Decisions that matter here:
 - it learns from whole episodes: when the last copy of its batch has ended, the batch goes to the algorithm as the

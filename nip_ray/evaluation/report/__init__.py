@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callable[[str], None] | None = None) -> Path:
-    """Write ``report.html`` and ``curves/*.pdf`` into `run_dir` and return the page's path. transcripts: see
-    `report_page`.
+    """Write ``report.html`` and ``curves/*.pdf`` into `run_dir` ; returns its path. transcripts: see `report_page`.
 
     Only metrics.jsonl must exist; the page notes what else is missing or damaged. Raises UserError if there is no run,
     the requested transcripts cannot be read, or the folder cannot be written. told: called with each of the page's

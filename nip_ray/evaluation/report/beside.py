@@ -35,8 +35,7 @@ class Column:
 
 
 def beside(columns: Sequence[Column], instance: str) -> dict[str, Any]:
-    """Variables of beside.html.j2. instance: the one to show, as the page spells it; the first of the list if no run
-    has it."""
+    """Variables of beside.html.j2. instance: the one to show, as the page spells it; else the first."""
     played = [column.records for column in columns]
     names = list(dict.fromkeys(name for records in played for name in records))
     listed = sorted(

@@ -96,8 +96,7 @@ class Group:
 
 
 def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | None = None) -> Path:
-    """Write the page of these runs to `out` and return it. cross_play: the output of `nip-ray cross-play --out`, to
-    include.
+    """Write the page of these runs to `out`; return it. cross_play: the output of `nip-ray cross-play --out`, or None.
 
     Raises UserError for fewer than two runs, a folder that is not a run, the same run twice (also by config and seed),
     runs of different scenarios, protocols or held-out instances, an unreadable cross-play file, and an `out` that
@@ -439,8 +438,7 @@ def band(group: Group, key: str, colour: int) -> Series | None:
 
 
 def mean_and_range(label: str, curves: Sequence[Mapping[float, float]], colour: int) -> Series | None:
-    """The mean of several curves (iteration -> value) with their range, at the iterations that all have; None without
-    any such."""
+    """The mean of several curves (iteration -> value), the range, at the iterations that all have; None without any."""
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     if not shared:
         return None

@@ -90,8 +90,7 @@ def has_held_out(config: Mapping[str, Any]) -> bool:
 
 
 def pays_for_rejection(config: Mapping[str, Any]) -> bool:
-    """True if some prover is paid for a rejection, so that completeness can be attacked; also for an unknown
-    protocol."""
+    """True if some prover is paid for a rejection, so completeness can be attacked; also for an unknown protocol."""
     made = _table(config) if section(config, "protocol").get("name") in SHIPPED else None
     if made is None:
         return True

@@ -144,8 +144,7 @@ def _png(pixels: npt.NDArray[np.uint8]) -> str:
 
 
 def positions(record: Record) -> list[dict[str, Any]] | None:
-    """A drawing for each of the "positions" of an episode of Hironaka's game: points, axes, the host's choice and the
-    agent's."""
+    """A drawing for each position of an episode of Hironaka's game: points, axes, the host's choice and the agent's."""
     found = record.get("positions")
     if not isinstance(found, list) or not found:
         return None

@@ -167,8 +167,7 @@ def _turn(turn: Record, agents: Mapping[str, int], verdicts: Sequence[str]) -> d
 
 
 def _chances(turn: Record, verdicts: Sequence[str]) -> list[tuple[str, float, float, str]]:
-    """(decision, start of its bar, its length, in words) in per cent; for language models, their confidence in
-    acceptance."""
+    """(decision, start of its bar, its length, in words) in per cent; for language models, confidence in acceptance."""
     given = turn.get("probabilities")
     if isinstance(given, dict):
         found = [(name, finite(given.get(name))) for name in (*verdicts, DECISIONS[-1])]
@@ -187,8 +186,7 @@ def _chances(turn: Record, verdicts: Sequence[str]) -> list[tuple[str, float, fl
 
 
 def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The picture of an episode, with marks of what was named, by round and agent. Also fills in the turns' messages in
-    words."""
+    """The picture of an episode, with the named places marked by round and agent. Also puts messages in words."""
     frames = drawings.positions(record)
     if frames is not None:
         # The host's coordinates in a frame's round, and the agent's answer in the next.

@@ -1,5 +1,4 @@
-"""The findings of a run, in plain sentences: held-out accuracy against chance and solo baselines, and results of
-attacks."""
+"""Findings on a run, in sentences: held-out accuracy against chance and solo baselines, and results of attacks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,8 +35,7 @@ _SOLVED = 0.99  # nothing left to learn
 
 @dataclass(frozen=True)
 class Findings:
-    """sentence: the headline. shown, not_shown: one sentence each. accuracy: the metric it rests on, None without an
-    evaluation.
+    """sentence: the headline. shown, not_shown: one each. accuracy: the metric it rests on, None if not evaluated.
 
     chance: accuracy of the best constant answer on the split. baseline: of the best verifier without a prover, None if
     unknown. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse than chance, else
@@ -265,8 +263,7 @@ def _whoever(source: RunSource) -> str:
 def _claims(
     source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None
 ) -> tuple[list[str], list[str], str]:
-    """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, and with messages
-    silenced."""
+    """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, with messages silenced."""
     apart, alone = is_held_out(source), agents(source.rows) == ["verifier"]
     shown, not_shown = (
         [],

@@ -1,5 +1,4 @@
-"""Templates become pages: self-contained, with a content security policy that lists the page's style and script by
-hash.
+"""Templates become pages: self-contained, with a content security policy of the page's style and script by hash.
 
 Decisions that matter here:
 - no `unsafe-inline`: other scripts and style sheets (including style attributes) are ignored, even if a text escaped

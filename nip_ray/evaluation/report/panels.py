@@ -113,8 +113,7 @@ def deciders(rows: Sequence[Row]) -> list[str]:
 
 
 def agent_colours(names: Iterable[str]) -> dict[str, int]:
-    """Agent -> number of its colour, the same on every page: built-in agents have fixed ones, others follow
-    alphabetically."""
+    """Agent -> number of its colour, the same on every page: built-in agents have fixed ones, others by name."""
     ordered = sorted(set(names))
     colours = {name: _OF_AGENTS[name] for name in ordered if name in _OF_AGENTS}
     free = [i for i in range(len(PALETTE)) if i not in colours.values()]
@@ -172,7 +171,7 @@ def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
 
 
 def slope_words(found: Mean) -> str:
-    """A slope per iteration as points per 100 iterations, with its interval; empty without one, as for two or three
+    """A slope per iteration as points per 100 iterations, with its interval; empty without one, as for few
     evaluations."""
     if found.estimate is None or found.lower is None or found.upper is None:
         return ""

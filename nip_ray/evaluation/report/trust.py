@@ -177,8 +177,7 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
 
 
 def _side(source: RunSource, key: str) -> dict[str, Any] | None:
-    """One side as shares of wrong verdicts: its headline, and a row per attacker with its place on the axis from 0 to
-    1."""
+    """A side as shares of wrong verdicts: its headline, and a row per attacker, placed on the axis from 0 to 1."""
     whole = soundness_error(source) if key == "soundness" else _error(source, key)
     rows = [row for one in attackers(source, key) if (row := _attacker(one)) is not None]
     if whole is None and not rows:
