@@ -1,5 +1,4 @@
-"""One agent's seat in a protocol as an ordinary Gymnasium environment; the others play as a run has trained them,
-frozen.
+"""One agent's seat in a protocol as an ordinary Gymnasium environment; the others are frozen agents of a run.
 
     import gymnasium, nip_ray.gymnasium
     env = gymnasium.make("nip_ray/Seat-v0", run_dir="runs/first", agent="prover", label=0)
@@ -94,8 +93,7 @@ class Seat(gymnasium.Env[Arrays, Any]):
         )
 
     def step(self, action: Any) -> tuple[Arrays, float, bool, bool, dict[str, Any]]:
-        """The seat's turn, and those of the others until its next one. Raises UserError for an action of another
-        form."""
+        """The seat's turn, and the others' until its next one. Raises UserError for an action of another form."""
         self.single.refuse_unbegun()
         if self.single.play.finished:
             raise UserError("step: the episode is over, reset() begins another")

@@ -56,8 +56,7 @@ def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]
 
 
 def register_language_scenario(kind: LanguageScenarioKind) -> None:
-    """Let configs of language models choose a scenario by the name in `kind.settings`; see
-    `nip_ray.scenarios.language`.
+    """Let language model configs choose a scenario by the name in `kind.settings`; see `nip_ray.scenarios.language`.
 
     Raises UserError when the name is taken, or for missing requirements of the settings.
     """
@@ -90,7 +89,7 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
 
 
 def register_text_algorithm(rule: "TextRule") -> None:
-    """Let configs of language models choose a learning rule by the name in `rule.settings`; see
+    """Let language model configs choose a learning rule by the name in `rule.settings`; see
     `nip_ray.text.training.rules`.
 
     `nip_ray.text.training.conformance.check_text_algorithm` tests it. Raises UserError when the name is taken, or for

@@ -149,8 +149,7 @@ def say_stage(text: str, quiet: bool) -> None:
 
 
 class BestEffort(io.TextIOBase):
-    """A text stream that drops text that cannot be written. stream: None for one that was closed before the process
-    began.
+    """A text stream that drops unwritable text. stream: None for one that was closed before the process began.
 
     needed: for a command's main output; a loss raises UserError, or BrokenPipeError if the reader is gone.
     """

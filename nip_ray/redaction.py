@@ -29,16 +29,14 @@ def is_key(variable: str) -> None:
 
 
 class Redactor(logging.Filter):
-    """Replaces secrets by `HIDDEN`: a function of texts, and a filter of log records. variables: further secret
-    variables."""
+    """Replaces secrets by `HIDDEN`: a function of texts, and a filter of log records. variables: more secret ones."""
 
     def __init__(self, variables: Iterable[str] = ()) -> None:
         super().__init__()
         self._named = set(variables)
 
     def secrets(self) -> list[str]:
-        """The values to hide, plain and in their form in addresses; the longest first, so that none is replaced in
-        part."""
+        """The values to hide, plain and as in addresses; the longest first, so that none is replaced in part."""
         named = self._named | _read
         values = [value.strip() for name, value in os.environ.items() if name in named or _SECRET_NAME.search(name)]
         forms = {

@@ -1,5 +1,4 @@
-"""The trend of a metric over training: the slope of a line through its evaluations, with an interval for autocorrelated
-values.
+"""The trend of a metric over training: slope of a line through its evaluations, with intervals for autocorrelation.
 
 Decisions that matter here:
 - successive evaluations are correlated, so the least-squares interval for independent values is far too narrow. Their

@@ -44,8 +44,7 @@ class Game:
         return self.items[split][: self.config.algorithm.num_test_items if split == "test" else None]
 
     def task(self, item: Any, number: int, epoch: int) -> Task:
-        """The dialogue about an item in an epoch (from 1); number: its place in its split. For the test it is the
-        run's."""
+        """The dialogue about an item in an epoch (from 1); number: its place in its split. For the test: the run's."""
         place = (epoch - 1) * len(self.chosen("test")) + number
         return Task(place, item, stable_seed(self.config.seed, "episode", "test", epoch - 1, number) % NUM_SEEDS)
 
@@ -83,8 +82,7 @@ def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int
 
 
 def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
-    """Group -> its model in an export, or at the test of `iteration` (from 1); for runs that learn from tokens, at the
-    end."""
+    """Group -> its model in an export, or at test `iteration` (from 1); for runs that learn from tokens, at the end."""
     if (folder.path / EXPORTED).is_file():
         return dict(read_export(folder)["models"])
     state = load_state(folder)

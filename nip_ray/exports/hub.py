@@ -1,5 +1,4 @@
-"""`export_hf`: a run as two folders in the form of the Hugging Face Hub, its models and its transcripts, each with a
-card.
+"""`export_hf`: a run as two folders for the Hugging Face Hub, its models and its transcripts, each with a card.
 
     OUT/model/      README.md  config.yaml  evaluation.json  exported.json, and
                     manifest.json  state.json  AGENT.safetensors              of networks

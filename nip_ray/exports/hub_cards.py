@@ -33,8 +33,7 @@ def write_model_card(
     about: Mapping[str, Any],
     environment: Mapping[str, Any],
 ) -> None:
-    """The card of the models. evaluation: {} if there is none of these weights. about: the content of
-    `exported.json`."""
+    """The card of the models. evaluation: {} if there is none for them. about: the content of `exported.json`."""
     rows = [_row(name, record) for name, record in records(evaluation)]
     front: dict[str, Any] = {"library_name": "nip_ray", "tags": [*_TAGS, config.protocol.name, config.scenario.name]}
     if rows:
@@ -70,8 +69,7 @@ def write_dataset_card(path: Path, config: AnyConfig, splits: Mapping[str, int])
 
 
 def records(part: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(path, record) of every metric of an evaluation except the tables of attackers; exact ones only have an
-    estimate."""
+    """(path, record) of every metric of an evaluation except tables of attackers; exact ones only have an estimate."""
     for key, value in part.items():
         if key == "exact":
             yield from ((f"{prefix}exact/{name}", {"estimate": computed}) for name, computed in value.items())

@@ -28,7 +28,7 @@ def check_push(name: str) -> None:
 
 
 def push_export(folder: Path, name: str) -> list[str]:
-    """Upload the folder of `export_hf`; returns the addresses. Raises UserError if the server refuses, or is
+    """Upload the folder of `export_hf` to the server; returns the addresses. Raises UserError if it refuses, or is
     unreachable."""
     check_push(name)
     from huggingface_hub import HfApi

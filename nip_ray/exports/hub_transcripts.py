@@ -1,5 +1,4 @@
-"""The transcripts of a run as a data set: a Parquet file for each split, one row per episode, typed columns
-(`COLUMNS`)."""
+"""The transcripts of a run as a data set: a Parquet file per split, one row per episode, typed columns (`COLUMNS`)."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,4 @@
-"""`export_inspect`: the stored test of a run of language models as an Inspect log, for `inspect view` and its
-readers."""
+"""`export_inspect`: the stored test of a run of language models as an Inspect log, for `inspect view` and readers."""
 
 from pathlib import Path
 

@@ -107,8 +107,7 @@ def outcome_of(dialogue: Dialogue, protocol: Protocol) -> dict[str, Any]:
 
 
 def verdict_score(outcome: Mapping[str, Any]) -> Score:
-    """For a game with a verifier. With more than two verdicts completeness has a value for each: of the items of its
-    class."""
+    """For a game with a verifier. With more than two verdicts completeness has one for each: of items of its class."""
     label, verdict, confidence = outcome["label"], outcome["verdict"], outcome["confidence"]
     verdicts = outcome.get("verdicts", TWO_VERDICTS)
     words, right = (*verdicts, VERDICTS[CONTINUE]), float(verdict == label)

@@ -1,2 +1,1 @@
-"""Mathematics of learning in pure torch: distributions, advantages, losses, parameter groups. No framework, protocol or
-Ray."""
+"""Mathematics of learning in pure torch: distributions, advantages, losses, parameter groups. No protocol or Ray."""

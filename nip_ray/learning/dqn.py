@@ -44,8 +44,7 @@ def only(action_N: Tensor, like_NK: Tensor) -> Tensor:
 
 
 class GreedyPlayer(nn.Module):
-    """A network of values as a player: its best move is certain, so sampled, most likely and exactly computed play
-    agree."""
+    """A network of values as a player: its best move is certain, so sampled, greedy and exact play agree."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -68,8 +67,7 @@ def greedy(q_NK: Tensor, legal_NK: Tensor) -> Tensor:
 
 
 def epsilon_greedy(q_NK: Tensor, legal_NK: Tensor, epsilon: float | Tensor, generator: torch.Generator) -> Tensor:
-    """(N,) int64: with probability `epsilon` (a number, or one per row (N,)) a uniform legal action, else the greedy
-    one.
+    """(N,) int64: with probability `epsilon` (a number, or one per row) a uniform legal action, else the greedy one.
 
     Draws 2N numbers from `generator`, on its device.
     """
@@ -93,8 +91,7 @@ def taken(q_NK: Tensor, action_N: Tensor) -> Tensor:
 
 
 def dueling(value_N: Tensor, advantage_NK: Tensor, legal_NK: Tensor) -> Tensor:
-    """(N, K): Q = V + A - mean A, the mean over legal actions (Wang et al., equation 9). Values at illegal ones are
-    undefined."""
+    """(N, K): Q = V + A - mean A, the mean over legal actions (Wang et al., equation 9). Illegal ones are undefined."""
     counted_NK = advantage_NK.masked_fill(~legal_NK, 0.0)
     mean_N1 = counted_NK.sum(-1, keepdim=True) / legal_NK.sum(-1, keepdim=True).clamp_min(1)
     return value_N[:, None] + advantage_NK - mean_N1
@@ -126,8 +123,7 @@ def td_target(
 def td_loss(
     q_N: Tensor, target_N: Tensor, settings: DQNSettings, weight_N: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(loss, error_N): mean over N rows of weight * distance of value and target, and target - value without a
-    gradient.
+    """(loss, error_N): mean over N rows of weight * distance of value and target, and target - value without gradient.
 
     smooth_l1: error^2 / (2 beta) below beta, |error| - beta / 2 above (at beta 1 the clipped errors of Mnih et al.);
     l2: error^2 / 2. weight_N: importance weights of prioritised replay (None: all 1). The mean is over rows, not over
@@ -149,8 +145,7 @@ def target_is_due(settings: DQNRoleSettings, step: int) -> bool:
 
 @torch.no_grad()
 def update_target(target: nn.Module, online: nn.Module, tau: float) -> None:
-    """target <- (1 - tau) target + tau online, in place: a copy for tau 1, a Polyak average for small tau at every
-    step.
+    """target <- (1 - tau) target + tau online, in place: a copy for tau 1, a Polyak average for small tau each step.
 
     Buffers of real numbers (running statistics of batch norms) move like parameters, others (counters, tables) are
     copied. Raises ValueError unless the two networks have the same parameters and buffers.
@@ -178,8 +173,7 @@ def build_optimizer(parameters: Iterable[Any], settings: DQNRoleSettings, lr: fl
 
 @contextmanager
 def low_products(wanted: bool) -> Iterator[None]:
-    """Within it, matrix products of float32 tensors round their factors to bfloat16, on processors with such
-    instructions.
+    """Within it, matrix products of float32 round their factors to bfloat16, on processors with such instructions.
 
     Faster than autocast, which converts activations and gradients between layers; everything else is unchanged.
     """

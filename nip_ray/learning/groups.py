@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Some parameters of one agent. part: "actor" or "critic"; name: for logs; lr_factor: multiplies the base learning
-    rate."""
+    """Some parameters of one agent. part: "actor" or "critic"; name: for logs; lr_factor: of the base learning rate."""
 
     part: str
     name: str
@@ -44,8 +43,7 @@ class FlatOptimizer:
         plain: bool = False,
         build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
     ) -> None:
-        """`lr` is the base learning rate; each parameter's own is that times its group's factor. plain: gradient
-        descent, no Adam.
+        """`lr`: the base learning rate, for each parameter times its group's factor. plain: gradient descent, no Adam.
 
         build: makes another optimizer from torch's parameter groups (one for each factor).
         """

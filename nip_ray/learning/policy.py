@@ -1,5 +1,4 @@
-"""A turn's action distribution: independent categoricals for messages, linear messages and the decision, under turn
-masks.
+"""A turn's distribution: independent categoricals for messages, linear messages and the decision, under turn masks.
 
 Decisions that matter here:
 - a factor that is not in play (a channel in which the agent is silent this round, a decision that could not count) is
@@ -50,8 +49,7 @@ class Policy:
         return Policy(self.message[row_K], linear, decision, self.speaks[row_K], may_decide)
 
     def silenced(self, action: Action) -> "Policy":
-        """The same distribution without the message factors of turns in which `action` decides: no agent reads that
-        message.
+        """The same distribution without the message factors of turns in which `action` decides: no agent reads it.
 
         Leaving them out of log-probabilities removes noise from policy gradients and no signal, since the expected
         score of a message without effect is zero.
@@ -112,8 +110,8 @@ class Policy:
         return parts
 
     def choose(self, noise: torch.Generator | None, copy_N: Tensor, count: int) -> dict[str, Tensor]:
-        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, so draws do not depend
-        on turns."""
+        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, independent of
+        turns."""
         return self.sample(None if noise is None else gumbel_noise((count, self.noise_width), noise)[copy_N])
 
     def _logits(self) -> dict[str, Tensor]:
@@ -169,8 +167,7 @@ def _entropy(log_prob: Tensor) -> Tensor:
 
 
 def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Standard Gumbel noise on the generator's device: argmax(logits + noise) is a sample of the softmax (Gumbel,
-    1954)."""
+    """Standard Gumbel noise on the generator's device: argmax(logits + noise) samples the softmax (Gumbel, 1954)."""
     uniform = torch.rand(shape, generator=generator, device=generator.device)
     return -torch.log((-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20))
 

@@ -1,5 +1,4 @@
-"""The mathematics of policy gradients for independent learners: advantages over own turns, and the losses of PPO and
-REINFORCE.
+"""Mathematics of policy gradients for independent learners: advantages over own turns, losses of PPO and REINFORCE.
 
 Sources: Schulman et al., "Proximal policy optimization algorithms", 2017: equation 7 (clip), equation 8 and section 4
 (KL penalty); Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning",
@@ -83,8 +82,7 @@ _LR_FACTOR = 1.5  # a step of the adaptive learning rate
 
 
 def base_lr(settings: OnPolicySettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
-    """The learning rate of an iteration (from 0): constant, or falling to 0 over `total_iterations` and staying
-    there."""
+    """Learning rate of an iteration (from 0): constant or falling to 0 over `total_iterations` and staying there."""
     left = max(0.0, 1 - iteration / total_iterations)
     factor = {False: 1.0, True: left, "quadratic": left**2}[settings.anneal_lr]
     return settings.lr * factor
@@ -195,8 +193,7 @@ def objective(
 def critic(
     value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: OnPolicySettings, weight_N: Tensor | None = None
 ) -> Tensor:
-    """Distance of value and target, the larger of plain and clipped if `clip_value` is set (scalar, without its
-    coefficient)."""
+    """Distance of value and target, the larger of plain and clipped if `clip_value` is set (scalar, no coefficient)."""
     loss_N = _distance(value_N, target_N, settings)
     if settings.clip_value is not False:
         width = getattr(settings, "clip_epsilon", _DEFAULT_CLIP) if settings.clip_value is True else settings.clip_value

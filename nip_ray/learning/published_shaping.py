@@ -77,8 +77,7 @@ def published_directions(
     reduce: Reduce = identity,
     inverses: Inverses | None = None,
 ) -> dict[str, Tensor]:
-    """Each agent's flat descent direction (P_a,); arguments as for `directions`, and the score S (this learner's share
-    of it).
+    """Each agent's flat descent direction (P_a,); arguments of `directions`, and the score S (this learner's share).
 
     With S_k = grad_k S, for agent g and each follower f of it (eta_f = 1 for spg and pspg):
 
@@ -124,8 +123,7 @@ def published_directions(
 def _coefficients(
     g: str, f: str, gradients: Gradients, scores: Mapping[str, Tensor], above: Mapping[str, Sequence[str]]
 ) -> tuple[Tensor, Tensor]:
-    """C_S(g, f) and C_P(g, f), (P_g,): grad_g L_f and S_g, or if others are between g and f, through those h directly
-    above f:
+    """C_S(g, f) and C_P(g, f), (P_g,): grad_g L_f and S_g, or with others between g and f, through the h just above f:
 
     C_S = sum over h of <grad_h L_f, S_h> C_S(g, h) + <grad_h L_f, grad_h L_h> C_P(g, h) C_P = sum over h of <S_h, S_h>
     C_S(g, h) + <S_h, grad_h L_h> C_P(g, h)

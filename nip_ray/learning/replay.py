@@ -1,5 +1,4 @@
-"""A replay buffer: a ring of rows as tensors on one device, sampled evenly or by priority, without a loop over rows
-anywhere.
+"""A replay buffer: a ring of rows as tensors on one device, sampled evenly or by priority, without loops over rows.
 
 Sources: Lin, "Self-improving reactive agents based on reinforcement learning, planning and teaching", 1992 (replay);
 Schaul et al., "Prioritized experience replay", 2016 (proportional variant: equations 1 and 2, algorithm 1, appendix
@@ -40,8 +39,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Priorities:
-    """Proportional priorities of errors: (|error| + floor) ** exponent. Every transition can be drawn, since floor >
-    0."""
+    """Proportional priorities of errors: (|error| + floor) ** exponent. All transitions can be drawn, as floor > 0."""
 
     exponent: float
     floor: float = 1e-6
@@ -49,7 +47,7 @@ class Priorities:
 
 @dataclass(frozen=True)
 class Sample:
-    """N rows drawn with replacement. rows: field -> (N, *shape). slot_N: int64, their places, for
+    """N rows, with replacement. rows: field -> (N, *shape). slot_N: int64, their places, for
     `Replay.update_priorities`.
 
     weight_N: importance weights, the largest 1; None for uniform sampling.
@@ -86,8 +84,7 @@ class Ring:
 
     @torch.no_grad()
     def add(self, rows: Mapping[str, Tensor]) -> list[slice]:
-        """Add N rows, field -> (N, *shape), over the oldest; if more than `capacity`, the last. Returns the places
-        written.
+        """Add N rows, field -> (N, *shape), over the oldest; beyond `capacity`, the last. Returns their places.
 
         Devices and number types are converted. Raises ValueError if a field is missing, unknown, of another shape or
         number of rows, or of a number type that the field cannot represent (real numbers in integers).
@@ -170,7 +167,7 @@ class SumTree:
         return _sum(self.levels[-1])[0]
 
     def set(self, slot_N: Tensor, weight_N: Tensor) -> None:
-        """Set the weights of the leaves `slot_N` (int64) to `weight_N`, finite and >= 0; of duplicates the larger
+        """Set weights of the leaves `slot_N` (int64) to `weight_N`, finite and >= 0; the larger of duplicates
         counts."""
         self.leaves.scatter_reduce_(0, slot_N, weight_N.to(self.leaves.dtype), "amax", include_self=False)
         for lower, upper in pairwise(self.levels):

@@ -61,8 +61,7 @@ def check_sequence(agents: Collection[str], sequence: Sequence[Sequence[str]]) -
 def leader_follower_map(
     agents: Sequence[str], sequence: Sequence[Sequence[str]], mutual: bool
 ) -> dict[str, tuple[str, ...]]:
-    """All agents that each agent leads: those of later groups of `sequence`, or with `mutual` all others (`sequence` is
-    not read).
+    """All agents that each agent leads: those of later groups of `sequence`, or with `mutual` all others.
 
     Raises UserError as `check_sequence` does.
     """
@@ -195,8 +194,7 @@ def directions(
 def stable_direction(
     xi: Mapping[str, Tensor], lookahead: Mapping[str, Tensor], chi: Mapping[str, Tensor], settings: StackelbergSettings
 ) -> dict[str, Tensor]:
-    """xi0 - p chi with xi0 = xi - lookahead, per agent (P_a,); `lookahead` and `chi` (shaping) have their step sizes in
-    them.
+    """xi0 - p chi with xi0 = xi - lookahead, per agent (P_a,); `lookahead` and `chi` (shaping) include step sizes.
 
     Over all agents' vectors together, p = min(p1, p2): p1 = 1 if <-chi, xi0> >= 0, else min(1, -a |xi0|^2 / <-chi,
     xi0>), so shaping never turns xi0 around; p2 = |xi|^2 if |xi| < b, else 1, so it fades near fixed points. a is
@@ -213,8 +211,7 @@ def stable_direction(
 
 
 def processing_order(followers: Followers, settings: StackelbergSettings) -> list[str] | None:
-    """All agents, each after those it leads; None if agents lead each other in a circle (UserError for spg and
-    pspg)."""
+    """All agents, each after those it leads; None if they lead each other in a circle (UserError for spg and pspg)."""
     try:
         return list(TopologicalSorter(followers).static_order())
     except CycleError:
@@ -258,8 +255,7 @@ class Game:
     def cross(
         self, loss: Tensor, agents: Sequence[str], again: bool = False
     ) -> tuple[dict[str, Tensor], dict[str, list[Tensor | None]]]:
-        """grad_a of a loss for each of `agents`: (P_a,) summed, and this learner's share by tensors, with graph if
-        `again`."""
+        """grad_a of a loss per agent: (P_a,) summed, and this learner's share by tensors, with graph if `again`."""
         parts = self.by_agent(
             _gradients([loss], [None], [p for agent in agents for p in self.parameters[agent]], again), agents
         )
@@ -308,8 +304,7 @@ def inverse_products(
 def _total_derivative(
     game: Game, other: Game, followers: Followers, leader: str, order: Sequence[str], inverses: Mapping[str, Product]
 ) -> Tensor:
-    """(P,): the leader's direction under spg, from the last followers up; followers with the same leaders share one
-    product."""
+    """(P,): the leader's direction under spg, from the last followers up; equal leaders share one product."""
     led = followers[leader]
     if not led:
         return game.own[leader]

@@ -14,8 +14,7 @@ from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 
 
 def similarity(adversary: Policy, simulator: Policy, legacy: bool = False) -> Tensor:
-    """(N,) in [-2, 2]: cos(message logits) + cos(decision logits) of N turns of each, row by row the same copy and
-    round.
+    """(N,) in [-2, 2]: cos(message logits) + cos(decision logits) of N turns of each, in the same copies and rounds.
 
     Logits are flattened over factors and symbols. Factors in which the adversary is silent are zero; so is the decision
     if its decision cannot count, or if either agent has none. A cosine with a zero vector is 0. Linear messages are
@@ -33,8 +32,7 @@ def similarity(adversary: Policy, simulator: Policy, legacy: bool = False) -> Te
 
 
 def choice_distances(adversary: Policy, simulator: Policy) -> Tensor:
-    """(N, 2) in [0, 1]: the distance of the two choices in N turns, as total variation: half the sum of |p - q| over
-    all choices.
+    """(N, 2) in [0, 1]: the distance of the two choices in N turns, as total variation: half the sum of |p - q|.
 
     First the mean over the message factors in play, linear ones included; then the decision. -1 if there is nothing to
     compare: no factor in play, a decision that cannot count, an agent without one.

@@ -1,5 +1,4 @@
-"""One loop of gradient steps on one optimizer, for learning outside the engine: pretraining, message regression,
-attackers."""
+"""A gradient loop on one optimizer, for learning outside the engine: pretraining, message regression, attackers."""
 
 from collections.abc import Callable, Iterable
 

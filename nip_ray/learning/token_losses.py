@@ -81,8 +81,7 @@ def turn_advantages(
 
 
 def group_numbers(*keys: Sequence[Hashable]) -> Tensor:
-    """(N,): the number of each turn's group, from 0 in the order of first appearance; turns with the same keys form a
-    group.
+    """(N,): the number of each turn's group, from 0 in the order of first appearance; equal keys form a group.
 
     keys: a value for each turn. Turns of one agent are comparable if they answer the same item, in the same round,
     against the same opponents, with the same known role. A turn that only some dialogues of an item have is compared
@@ -155,8 +154,7 @@ class LossFigures:
     maxima: Mapping[str, Tensor]
 
     def metrics(self) -> dict[str, float]:
-        """loss; means over tokens (the surrogate's, entropy, kl with a start model); maxima (also
-        logprob_difference)."""
+        """loss; means over tokens (the surrogate's, entropy, kl to a start model); maxima (also logprob_difference)."""
         tokens = self.sums["tokens"].clamp_min(1)
         means = {name: float(value / tokens) for name, value in self.sums.items() if name not in ("tokens", "loss")}
         return {

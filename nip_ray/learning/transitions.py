@@ -34,8 +34,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class NStep:
-    """Returns over at most n transitions from each of N. reward_N: discounted sum. discount_N: of the value after the
-    last.
+    """Returns over up to n transitions from each. reward_N: discounted sum. discount_N: of the value after the last.
 
     last_N: the last transition, whose next observation has the value.
     """

@@ -46,8 +46,7 @@ class Verdicts:
 def expected_objective(
     log_policy: LogPolicy, known: Verdicts, advantage_ND: Tensor, clip_epsilon: float | None
 ) -> Tensor:
-    """(N,) minus the expected advantage over the decisions whose pay is known, whose gradient is minus that of the
-    expected pay:
+    """(N,) minus the expected advantage of decisions with known pay, whose gradient is minus that of the expected pay:
 
     -sum_d pi(d) A(d), or with `clip_epsilon` -sum_d pi_old(d) min(rho(d) A(d), clip(rho(d), 1 - eps, 1 + eps) A(d)).
     Other decisions are left to the turn's sampled objective. advantage_ND: read where the pay is known.
@@ -63,8 +62,7 @@ def expected_objective(
 
 
 def label_loss(policy: Policy, y_N: Tensor) -> Tensor:
-    """(N,) the cross-entropy of the label `y_N` (N,) int64 and the verdict, given that there is one; 0 if no decision
-    counts."""
+    """(N,) cross-entropy of the label `y_N` (N,) int64 and the verdict, given that there is one; 0 if none counts."""
     assert policy.decision is not None
     assert policy.may_decide is not None
     loss_N = torch.nn.functional.cross_entropy(policy.decision[:, :-1], y_N, reduction="none")

@@ -1,2 +1,1 @@
-"""Parts of networks that several scenarios share: graph networks, masked transformers, heads, initialisation. Torch
-only."""
+"""Parts of networks shared by scenarios: graph networks, masked transformers, heads, initialisation. Torch only."""

@@ -20,8 +20,7 @@ from nip_ray.networks.basic import FUNCTIONS
 
 
 class Gin(nn.Module):
-    """Parameters of one network: Linear(num_in, d), then `num_layers` times [activation, h <- MLP(h + sum over
-    neighbours)].
+    """Parameters: Linear(num_in, d), then `num_layers` times [activation, h <- MLP(h + sum of neighbours)].
 
     The MLP is Linear(d, d_mlp), activation, Linear(d_mlp, d).
     """

@@ -1,5 +1,4 @@
-"""Bodies for images: convolutional and residual trunks that halve an image's sides group by group, and maps brought to
-one size.
+"""Bodies for images: convolutional and residual trunks that halve sides group by group, and maps brought to one size.
 
 Decisions that matter here:
 - a block is one convolution or a residual block of two; batch norms are `BatchNorm1d` over (N, C, pixels), which is the
@@ -29,8 +28,7 @@ class PixelNorm(nn.BatchNorm1d):
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with batch norms around ReLU, added to the input, which a 1 x 1 convolution widens if
-    needed."""
+    """Two 3 x 3 convolutions with batch norms around ReLU, added to the input, which a 1 x 1 one widens if needed."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
         super().__init__()

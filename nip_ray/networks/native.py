@@ -66,8 +66,7 @@ def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
 
 
 def fits(settings: Any) -> bool:
-    """Return True if networks of these settings have the widths that the kernels need (an agent's, see
-    `GraphAgentSettings`)."""
+    """Return True if networks of these settings have the kernels' widths (an agent's, see `GraphAgentSettings`)."""
     return (
         all(getattr(settings, width) % _WIDTH == 0 for width in _WIDTHS)
         and settings.d_transformer % settings.num_heads == 0
@@ -388,8 +387,7 @@ def _compile(compiler: Sequence[str], command: Sequence[str], path: Path, thread
 
 
 def _torch_threads() -> Path | None:
-    """The OpenMP library that torch has loaded: a second one's threads would wait for a core on which the first one's
-    spin."""
+    """The OpenMP library that torch has loaded: a second one's threads would wait for a core where the first's spin."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -400,8 +398,7 @@ def _torch_threads() -> Path | None:
 
 
 def _folder() -> Path:
-    """The folder of compiled libraries: in the user's cache, or a new one if that is not writable, or is writable by
-    others."""
+    """For compiled libraries: in the user's cache, or a new one if that is not writable, or is writable by others."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nip_ray"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

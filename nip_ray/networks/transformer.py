@@ -50,8 +50,7 @@ class PairTransformerLayer(nn.Module):
         want_nodes: bool = True,
         side_N: Tensor | None = None,
     ) -> Tensor:
-        """New tokens (N, T', D) of N pairs: the requested ones of T = 2 + 2 V, in order (2 pooled tokens, V nodes of
-        each graph).
+        """New tokens (N, T', D) of N pairs: requested ones of T = 2 + 2 V, in order (2 pooled, V nodes of each graph).
 
         bias_NGK, bias_NK: 0 at keys that may be attended to and -1e9 elsewhere, for node queries and for pooled
         queries; see `key_biases`. side_N: the graph (0 or 1) whose nodes alone are requested in each row.
@@ -76,8 +75,7 @@ class PairTransformerLayer(nn.Module):
 
     @torch.no_grad()
     def tie_queries_and_keys(self) -> None:
-        """Initialise keys with the weights of queries: scores are then inner products, largest between similar
-        tokens."""
+        """Initialise keys with the weights of queries: scores are inner products, largest between similar tokens."""
         d = self.out_proj.weight.shape[0]
         self.in_proj_weight[d : 2 * d] = self.in_proj_weight[:d]
 

@@ -122,8 +122,7 @@ class BatchedPlay:
         return outcome
 
     def _pay_of_each(self, decision_BA: Tensor, pay_BMD: Tensor, *rest: Any) -> None:
-        """Step once for each decision of each decider, with all else fixed, and record its pay if that ends its
-        part."""
+        """Step once for each decision of each decider, with all else fixed, and record its pay if it ends its part."""
         protocol = self.protocol
         for place, index in enumerate(protocol.verifier_indices):
             counts_B = self.active_BAC[:, index].any(-1) & protocol.decides_in(
@@ -187,8 +186,7 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
 
 @dataclass(frozen=True)
 class Turn:
-    """An agent's choices in one round, in N copies. copy_N: the copies. policy: the distribution. action: the
-    sample."""
+    """An agent's choices in a round, in N copies. copy_N: the copies. policy: the distribution. action: the sample."""
 
     agent: str
     round: int
@@ -281,8 +279,7 @@ def policies(play: BatchedPlay, players: Mapping[str, Player]) -> dict[str, tupl
 def play_round(
     play: BatchedPlay, players: Mapping[str, Player], search: Search | None = None, pay_BMD: Tensor | None = None
 ) -> Round:
-    """Play one round: all agents with a turn observe, choose and send. search: see `Search`. pay_BMD: see
-    `BatchedPlay.step`."""
+    """Play one round: agents observe, choose and send. search: see `Search`. pay_BMD: see `BatchedPlay.step`."""
     asked, extra = policies(play, players), play.protocol.zero_knowledge
     chosen: dict[str, Action] = {
         agent: policy.choose(players[agent].noise, copy_N, len(play.id_B)) for agent, (copy_N, policy) in asked.items()
@@ -392,8 +389,7 @@ def play_episodes(
 def compared(
     extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]], like_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Comparison of the adversary's and the simulator's choices of one round: (B,) `similarity` and (B, 2)
-    `choice_distances`.
+    """The adversary's and the simulator's choices of a round: (B,) `similarity` and (B, 2) `choice_distances`.
 
     policies: agent -> (copies N of its turns, its policy there). like_B: any (B,) tensor on their device. Copies in
     which either had no turn have similarity 0 and distances -1.
@@ -431,6 +427,6 @@ def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: i
 
 
 def episode_seeds(seed: int, first: int, count: int) -> Tensor:
-    """(count,) int64 episode seeds in [0, 65536), for `count` episodes from number `first` on (a function of seed and
+    """(count,) int64 episode seeds in [0, 65536), for episodes from number `first` on (a function of seed and
     number)."""
     return torch.randint(NUM_SEEDS, (count,), generator=generator(stable_seed(seed, "episodes"), "from", first))

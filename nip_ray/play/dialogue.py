@@ -45,8 +45,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A dialogue so far. `rounds[r]` are the turns of round r, in the protocol's order of agents; R rounds have been
-    played.
+    """A dialogue so far. `rounds[r]` are the turns of round r, in the protocol's order of agents; R rounds are played.
 
     item: its subject; scenarios know its type, all other code its `id` and `y`. seed: of the episode, in [0, 65536); a
     role that an agent chose is in it. rewards: for each round, agent -> reward. verdict: of a finished dialogue, its
@@ -242,8 +241,7 @@ class LanguageScenario(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
     def estimate_error(self, dialogue: Dialogue) -> float:
-        """By how much the estimates in a whole dialogue were wrong, where the protocol pays for it
-        (`Payment.per_error`)."""
+        """The error of the estimates in a whole dialogue, where the protocol pays for it (`Payment.per_error`)."""
         raise NotImplementedError(f"{type(self).__name__} measures no estimates")
 
     def exact_figures(self, items: Sequence[Any], probabilities: Probabilities) -> dict[str, float]:
@@ -258,8 +256,7 @@ class LanguageScenario(ABC):
 
     @cached_property
     def fences(self) -> bool:
-        """True if others' messages are fenced (`nip_ray.play.fences`): not if all chats and replies use a closed list
-        of words."""
+        """True if others' messages are fenced (`nip_ray.play.fences`): not if they use a closed list of words."""
         return not self.words
 
     def fenced_chat(self, dialogue: Dialogue, agent: str) -> Chat:
@@ -288,8 +285,7 @@ class LanguageScenario(ABC):
         return self.agent_settings(agent).max_invalid_replies
 
     def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
-        """The chat of `agent` before its turn in `round`, and its reply. Raises ValueError without a turn or a usable
-        reply."""
+        """The chat of `agent` before its turn in `round`, and its reply. Raises ValueError if either is missing."""
         turn = next((turn for turn in dialogue.rounds[round] if turn.agent == agent), None)
         if turn is None or turn.invalid:
             raise ValueError(

@@ -74,8 +74,7 @@ class Rulebook:
         self._arguing: dict[Stances, Protocol] = {}
 
     def speakers(self, round: int, seed: int) -> Mapping[str, tuple[str, ...]]:
-        """Agent -> the channels that it writes to, for those with a turn in `round` (below max_rounds), in the
-        protocol's order."""
+        """Agent -> its channels for writing, for those with a turn in `round` (below max_rounds), in order."""
         return self._speakers[seed % len(self._speakers)][round]
 
     def speaking(self, y: int, rounds: Sequence[Sequence[Turn]], seed: int) -> Mapping[str, tuple[str, ...]]:
@@ -150,8 +149,7 @@ class Rulebook:
         return Outcome(rewards, int(outcome.decision_B), None if math.isnan(confidence) else confidence, ended)
 
     def outcome(self, round: int, seed: int, y: int, decision: int, stances: Stances) -> Outcome:
-        """The outcome of `round` by the step function for label `y` and the verifier's decision `decision`, by the
-        tables alone."""
+        """The outcome of `round` by the step function for label `y` and the verifier's `decision`, by the tables."""
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
         seeds, count = self.protocol.seed_classes, self.protocol.undecided
@@ -194,8 +192,7 @@ def verdict_of(confidence: float) -> int:
 
 
 def rulebook(protocol: Protocol) -> Rulebook:
-    """The rulebook of `protocol`, cached by object. It must have no zero knowledge; without a verifier it has no
-    outcomes."""
+    """The rulebook of `protocol`, cached by object. No zero knowledge; without a verifier it has no outcomes."""
     found = _RULEBOOKS.get(id(protocol))
     if found is None:
         if len(_RULEBOOKS) >= _MOST_KEPT:
@@ -248,8 +245,7 @@ class Answer:
 
 
 Ask = Callable[[Dialogue, str, Chat, int, Path], Awaitable[Answer]]
-"""``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn count from 0. The chat must not be
-changed."""
+"""``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn count from 0. The chat is read-only."""
 
 
 @dataclass(frozen=True)

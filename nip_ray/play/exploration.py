@@ -70,8 +70,7 @@ class _Seat:
         uniform_B2: Callable[[int], Tensor],
         gumbel_BW: Callable[[str, int, int], Tensor],
     ) -> None:
-        """epsilon_B: its share of random moves in the copies in which it explores, -1 elsewhere; None if it explores
-        nowhere.
+        """epsilon_B: its share of random moves in the copies in which it explores, -1 elsewhere; None if it never does.
 
         uniform_B2: round -> random numbers of exploration. gumbel_BW: agent, round, width -> noise for sampled moves.
         """
@@ -182,7 +181,7 @@ def _transitions(play: BatchedPlay, rollout: Rollout, seat: _Seat, plan: Explora
 def _after(
     play: BatchedPlay, agent: str, obs: Mapping[str, Tensor], next_N: Tensor, copy_N: Tensor, sees_N: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Next observations: those of own turns, those after a cut where `sees_N`, and one of zeros for the rest; and each
+    """Next observations: those of own turns, those after a cut where `sees_N`, and zeros for the rest; and each
     row's."""
     cut_K = copy_N[sees_N]
     last = play.observe(agent, cut_K) if len(cut_K) else {}

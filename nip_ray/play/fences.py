@@ -1,5 +1,4 @@
-"""Fences: lines that name the author of the text below, in chats where messages of several speakers and notices become
-text.
+"""Fences: lines that name the author of the text below, in chats where several speakers and notices become text.
 
 Decisions that matter here:
 - a fence is a line such as ``[Expert_1 3f2a9c1b]``. Its code is drawn from the episode's seed, the item and the reader,
@@ -28,14 +27,12 @@ _LIKE_A_FENCE = re.compile(
 
 
 def fence_code(seed: int, item: int | str, agent: str) -> str:
-    """The code of `agent` in a dialogue: 8 hexadecimal digits. seed: the part of the episode's that no agent's choice
-    changes."""
+    """The code of `agent` in a dialogue: 8 hex digits. seed: the part of the episode's that no choice changes."""
     return f"{stable_seed(seed, 'fence', str(item), agent) % 2**32:08x}"
 
 
 def fence_chat(chat: Sequence[Message], code: str, codes: Collection[str]) -> list[Message]:
-    """`chat` with a fence before all messages that its reader did not write, and an explanation at the end of the
-    system prompt.
+    """`chat` with a fence before all messages that its reader did not write, explained at the end of the system prompt.
 
     code: the reader's. codes: of all readers.
     """

@@ -49,8 +49,7 @@ class Lookahead:
     settings: SearchSettings
 
     def __call__(self, play: BatchedPlay, players: Mapping[str, Player], asked: Asked) -> dict[str, Searched]:
-        """The messages of those of `agents` with a turn now, in copies in which they search and their current network
-        plays."""
+        """The messages of those of `agents` with a turn now, in copies where they search with their current network."""
         speakers = [agent for agent in self.agents if agent in asked]
         if not speakers or play.round + 1 >= play.protocol.max_rounds:  # no agent would read it
             return {}

@@ -1,5 +1,4 @@
-"""Attack by search: a prover tries its messages against the frozen verifier on the instance at hand before it sends
-one.
+"""Attack by search: a prover tries its messages against the frozen verifier on the instance before it sends one.
 
 Decisions that matter here:
 - a plan is the attackers' symbols, place by place (agent, round, symbol). For one place after the other all legal
@@ -78,8 +77,7 @@ class _Progress:
 
 @dataclass
 class MessageSearch:
-    """Attackers that search. attackers: agent -> network. defenders: makes the players of the others, again for every
-    play.
+    """Attackers that search. attackers: agent -> network. defenders: makes the other players again for each play.
 
     wanted: verdict. tries: maximum per instance. sampled: verdicts are drawn, so only their chances count.
     """
@@ -138,8 +136,7 @@ class MessageSearch:
         self._keep(now, number, copy_L, plan_LP, self._score(staged))
 
     def _keep(self, now: _Progress, number: int, copy_L: Tensor, plan_LP: Tensor, score_L: Tensor) -> None:
-        """Keep the best of the old and new plans of each instance: as many as there are tries for at the following
-        places."""
+        """Keep the best of the old and new plans of each instance: as many as the next places have tries."""
         copy_K, score_K = torch.cat([now.copy_K, copy_L]), torch.cat([now.score_K, score_L])
         order_K = score_K.argsort(dim=0, descending=True, stable=True)
         order_K = order_K[copy_K[order_K].argsort(dim=0, stable=True)]

@@ -1,5 +1,4 @@
-"""The pool of earlier checkpoints as opponents: which are kept, an agent's results against each, and which it meets
-next.
+"""The pool of earlier checkpoints as opponents: which are kept, an agent's results against each, and its next ones.
 
 Decisions that matter here:
 - a snapshot is identified by its iteration: the number of iterations its agents had learned. The player keeps the
@@ -46,8 +45,7 @@ class OpponentPool:
         self._range: dict[str, tuple[float, float]] = {}  # agent -> least and greatest return of an episode
 
     def due(self, iteration: int) -> bool:
-        """True if a snapshot is due after this many iterations. Initial weights are not a snapshot: they have learned
-        nothing."""
+        """True if a snapshot is due after this many iterations. Untrained weights are not a snapshot."""
         return iteration > 0 and iteration % self.settings.every == 0 and iteration not in self.snapshots
 
     def add(self, iteration: int) -> list[int]:
@@ -63,8 +61,7 @@ class OpponentPool:
         return dropped
 
     def draw(self, agent: str, count: int, *purpose: str | int) -> list[int]:
-        """`count` snapshots for `agent`, drawn with replacement. purpose: distinguishes draws. Empty if there is
-        none."""
+        """`count` snapshots for `agent`, drawn with replacement. purpose: distinguishes draws. Empty if none."""
         if not self.snapshots:
             return []
         chances = random.Random(stable_seed(self.seed, "opponents", agent, *purpose))
@@ -73,8 +70,7 @@ class OpponentPool:
         return [self.snapshots[min(bisect_right(bounds, chances.random() * bounds[-1]), last)] for _ in range(count)]
 
     def blocks(self, agents: Sequence[str], episodes: int, *purpose: str | int) -> list[Block]:
-        """The pairings of `agents` with snapshots in a number of episodes; the remaining ones are among the current
-        agents.
+        """The pairings of `agents` with snapshots in a number of episodes; the rest are among the current agents.
 
         Empty if there is no snapshot yet, or no agent to meet one. purpose: iteration and share.
         """

@@ -29,8 +29,7 @@ def judged(protocol: Protocol, rollout: Rollout) -> dict[str, Rollout]:
 
 
 def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor, grade_BM: Tensor | None = None) -> Tensor:
-    """(B, 3) the chances of the verdicts reject and accept, and of none, in a round in which members vote
-    independently.
+    """(B, 3) the chances of the verdicts reject and accept, and of none, in a round where members vote independently.
 
     chance_BM3: of each member's reject, accept and continue; certain for one that has voted before. last_B: (B,) bool,
     the rounds run out. grade_BM: each member's probability of acceptance if it votes, for the rule "mean". Exact: under

@@ -57,8 +57,7 @@ class GameRules(ABC, Generic[Position]):
 
     @abstractmethod
     def advance(self, position: Position, said_BACM: Tensor) -> tuple[Position, Judgement]:
-        """The position after one protocol round with the messages `said_BACM` (-1: none), its pay, and the games it
-        ends."""
+        """The position after a round with the messages `said_BACM` (-1: none), its pay, and the games it ends."""
 
     @abstractmethod
     def select(self, position: Position, index_N: Tensor) -> Position:
@@ -285,8 +284,7 @@ def _rows(scenario: "Scenario", rollout: Rollout, agent: str, where_BR: Tensor) 
 
 
 def final_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> tuple[Tensor, dict[str, Tensor]]:
-    """(copies K, observations of `agent` there after the last round), for copies that were cut off before its next
-    turn.
+    """(copies K, observations of `agent` there after the last round), for copies cut off before its next turn.
 
     Agents without the next turn may have no observation there yet: the other's message is still to come.
     """

@@ -13,8 +13,7 @@ from nip_ray.protocols import Judgement, Protocol
 
 
 def columns(places: Sequence[int]) -> slice | list[int]:
-    """`places` as an index: a slice if they are evenly spaced, which copies nothing and moves no tensor to the
-    device."""
+    """`places` as an index: a slice if they are evenly spaced, which copies nothing and moves none to the device."""
     step = places[1] - places[0] if len(places) > 1 else 1
     even = step > 0 and all(after - before == step for before, after in itertools.pairwise(places))
     return slice(places[0] if places else 0, places[-1] + 1 if places else 0, step) if even else list(places)
@@ -77,8 +76,8 @@ class Scenario(ABC):
         return obs["legal"][:, None].bool() if "legal" in obs else None
 
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
-        """Without a verifier and without `rules`: the pay of round `round_B`, whose moves are in `said`, and the games
-        it ends."""
+        """Without a verifier and without `rules`: pay of round `round_B` with the moves in `said`, and the games it
+        ends."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
     def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
@@ -87,8 +86,7 @@ class Scenario(ABC):
         raise NotImplementedError(f"{type(self).__name__} measures no estimates")
 
     def group_I(self) -> Mapping[str, Tensor]:
-        """Named integer labels by id (I,) by which evaluation also reports, such as a Weisfeiler-Leman score or a
-        difficulty."""
+        """Named integer labels by id (I,), groups in evaluation, such as a Weisfeiler-Leman score or a difficulty."""
         return {}
 
     def situation_I(self) -> Tensor | None:
@@ -101,8 +99,7 @@ class Scenario(ABC):
         return {}
 
     def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Further metrics of the agents, from independent games of the scenario's own, seeded; logged as
-        ``eval/<name>``.
+        """Further metrics of the agents, from independent games of the scenario, seeded; logged as ``eval/<name>``.
 
         Name -> (numerator, denominator), each (games,): the metric is the ratio of their sums.
         """

@@ -60,8 +60,7 @@ def stage(
     seed_B: Tensor,
     begin: tuple[Tensor, int] | None = None,
 ) -> Staged:
-    """Play one episode on each of the instances `id_B` (all at once), under the episode seeds `seed_B`, both (B,)
-    int64.
+    """Play one episode on each of the instances `id_B` (all at once), under episode seeds `seed_B`, both (B,) int64.
 
     Networks keep their mode. begin: see `play_episodes`.
     """
@@ -85,8 +84,7 @@ def stage(
 def stage_all(
     play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor, batch: int = BATCH
 ) -> Staged:
-    """`stage`, in batches and with all networks in evaluation mode, which is then restored. Edits see one batch at a
-    time."""
+    """`stage`, in batches and with all networks in evaluation mode meanwhile. Edits see one batch at a time."""
     mode = {agent: player.network.training for agent, player in players.items()}
     for player in players.values():
         player.network.eval()

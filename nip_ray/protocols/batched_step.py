@@ -171,8 +171,7 @@ def _panel_step(
     given_BM: Tensor | None,
     drawn: bool,
 ) -> tuple[ProtocolState, StepOutcome]:
-    """Members vote once each, and have no more turns then. The verdict comes with the last vote, or when the rounds run
-    out."""
+    """Members vote once, and then have no turns. The verdict comes with the last vote, or when the rounds run out."""
     places = protocol.verifier_indices
     code_BM = torch.stack([_counted(protocol, state, decision_BA, turn_BA, place) for place in places], 1)
     if given_BM is None or protocol.force_guess is not None:
@@ -212,8 +211,7 @@ def verdict_of(confidence_B: Tensor) -> Tensor:
 def _panel_pays(
     protocol: Protocol, panel: Panel, state: ProtocolState, vote_BM: Tensor, grade_BM: Tensor, confidence_B: Tensor
 ) -> Tensor:
-    """(B, A) the tables' payments for an end with these votes and this verdict: a probability between 0 and 1 pays a
-    share of each.
+    """(B, A) table payments for an end with these votes and this verdict: probabilities pay a share of each.
 
     If votes are drawn with the members' probabilities, a member is also paid for the excess of its draw over them,
     times the dependence of the share on it, as in `score`.
@@ -244,8 +242,7 @@ def _excess_of_mean(vote_BM: Tensor, grade_BM: Tensor) -> Tensor:
 
 
 def score(scoring: str, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """(score, slope) of the probability given to the truth: the Brier or the logarithmic score, 1 if certain, 0 at
-    least.
+    """(score, slope) of the probability given to the truth: the Brier or logarithmic score, 1 if certain, 0 at least.
 
     An agent that draws its decision from its stated probability c cannot learn from a payment of the score, which does
     not depend on the draw. So such a draw is paid score(c) + (1 - c) slope(c) if it is right and score(c) - c slope(c)
@@ -270,8 +267,7 @@ def _honest(protocol: Protocol, state: ProtocolState) -> Tensor:
 def _scored(
     protocol: Protocol, state: ProtocolState, paid_BA: Tensor, decision_B: Tensor, grade_B: Tensor, drawn: bool
 ) -> Tensor:
-    """(B, A) `paid_BA`, in which agents that are paid for being right are paid the score of the verifier's stated
-    probability."""
+    """(B, A) `paid_BA`, where agents paid for being right get the score of the verifier's stated probability."""
     payoff_KYVA, _ = protocol.amounts_on(decision_B.device)
     amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
     true_B = state.y_B == ACCEPT
@@ -350,8 +346,7 @@ def _rewards(
     grade_BM: Tensor | None,
     drawn: bool,
 ) -> Tensor:
-    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` if no decision counted, over_B: copies
-    that ended."""
+    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` if no decision counted, over_B: ended."""
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
@@ -433,8 +428,7 @@ def certainty(protocol: Protocol, decision_B: Tensor) -> Tensor:
 
 
 def function_pays(protocol: Protocol, ends: Ends) -> Tensor:
-    """(B, A) float32: the payments of the payment function of `protocol` for these ends; zero for agents that it does
-    not name."""
+    """(B, A) float32: the payments of the payment function of `protocol` for these ends; zero for others."""
     assert protocol.payment.function is not None
     paid = protocol.payment.function(ends)
     nothing_B = torch.zeros_like(ends.confidence_B)

@@ -35,8 +35,7 @@ class Panel:
     paid_for: Literal["vote", "verdict"] = "vote"
 
     def confidence(self, grade_BM: Tensor) -> Tensor:
-        """(B,) the verdict as a probability of acceptance, NaN for undecided. grade_BM: (B, M) votes, NaN where none
-        was cast."""
+        """(B,) the verdict as a probability of acceptance, NaN for undecided. grade_BM: (B, M) votes, NaN for none."""
         if self.rule == "mean":
             return grade_BM.nanmean(1)
         accept_B, reject_B, count = (grade_BM > 0.5).sum(1), (grade_BM < 0.5).sum(1), len(self.members)

@@ -130,8 +130,7 @@ class Payment:
         return self.payoff.get(agent) or nothing(self.verdicts)
 
     def of(self, role: str | None) -> Payment:
-        """The payment in episodes of `role`; for None (none is drawn, or it is not known) without the changes of
-        roles."""
+        """The payment in episodes of `role`; for None (none drawn, or not known) without the changes of roles."""
         stakes = self.by_role.get(role or "", {})
         if not stakes:
             return replace(self, by_role={}) if self.by_role else self

@@ -111,14 +111,12 @@ class Protocol:
 
     @property
     def undecided(self) -> int:
-        """The code of the decision to continue, and of an end without a verdict: the one after those of the
-        verdicts."""
+        """The code of the decision to continue, and of no verdict: the one after those of the verdicts."""
         return len(self.verdicts)
 
     @property
     def two_verdicts(self) -> bool:
-        """True if the verifier accepts or rejects, so that there is a claim; otherwise it names one of several
-        classes."""
+        """True if the verifier accepts or rejects, so that there is a claim; else it names one of several classes."""
         return len(self.verdicts) == 2
 
     @property
@@ -188,7 +186,7 @@ class Protocol:
         return round_N == self.choice_round if agent == self.chooser else round_N >= self.min_rounds - 1
 
     def wanted_by(self, prover: str, label: int) -> dict[int, tuple[str, ...]]:
-        """The verdicts that `prover` wants on instances of `label` -> the roles in which it does (() if no roles are
+        """The verdicts that `prover` wants on instances of `label` -> the roles in which it does (() if none are
         drawn).
 
         It wants the verdict that it argues for. If it argues for none and the role determines its pay: the best paid
@@ -315,20 +313,17 @@ class Protocol:
 
     @cached_property
     def verifier_rounds(self) -> tuple[int, ...]:
-        """The rounds, from 0, in which a decider has a turn under every episode seed; none in a game without a
-        verdict."""
+        """The rounds, from 0, in which a decider has a turn under every seed; none in a game without a verdict."""
         speaks = [[any(agent in self.verifiers for agent, _ in turns) for turns in table] for table in self.turns]
         return tuple(r for r in range(self.max_rounds) if all(row[r % len(row)] for row in speaks))
 
     @cached_property
     def verifier_turns(self) -> int:
-        """The number of turns of the verifier before the rounds run out (the minimum over episode seeds and members of
-        a panel)."""
+        """The number of turns of the verifier before the rounds run out (the minimum over seeds and members)."""
         return int(self.turn_table_SKAC[:, :, self.verifier_indices].any(-1).sum(1).min())
 
     def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """(role, label, verdict, A) float32: the pay at an end; and (A, speaker) float32: the pay for a turn, None for
-        nothing."""
+        """(role, label, verdict, A) float32: the pay at an end; and (A, speaker) float32: for a turn, or None."""
         found = self._amounts.get(device)
         if found is None:
             import torch

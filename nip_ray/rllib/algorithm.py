@@ -217,8 +217,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def _all_shares(
         self, request: Callable[[tuple[int, ...]], Any], calls: Mapping[int, Any] | None = None
     ) -> list[RolloutSamples]:
-        """The shares of all remote runners, ordered by worker. request: workers -> a runner's request to play their
-        shares.
+        """Shares of all remote runners, ordered by worker. request: workers -> a runner's request to play their shares.
 
         calls: runner -> the request that it already has.
         """
@@ -448,8 +447,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.send_weights()
 
     def networks(self) -> dict[str, nn.Module]:
-        """All agents' networks, in this process, with their evaluation weights: averages if `average_weights` is
-        set."""
+        """All agents' networks, in this process, with their evaluation weights: averages with `average_weights`."""
         learner = local_learner(self.learner_group)
         if learner is not None and not learner.averages:
             return dict(learner.networks)
@@ -494,8 +492,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         super().cleanup()
 
     def _first_learner(self, function: Any) -> Any:
-        """The result of `function` on the first learner; all have the same state, so the others need not send
-        theirs."""
+        """The result of `function` on the first learner; all have the same state, so others need not send theirs."""
         return self._foreach_learner(function, only=[0])[0]
 
 

@@ -1,5 +1,4 @@
-"""Loss terms in addition to those of sampled actions, and the turns that the latter are averaged over; for PPO and
-REINFORCE.
+"""Loss terms beyond those of sampled actions, and the turns averaged over by the latter; for PPO and REINFORCE.
 
 The formulas are in `nip_ray.learning.verdicts`.
 """

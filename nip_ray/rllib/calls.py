@@ -1,5 +1,4 @@
-"""Calls of an algorithm to its env runners and learners: small named callables, so that they pickle by reference, and
-their errors.
+"""Calls of an algorithm to its env runners and learners: named callables, which pickle by reference, and their errors.
 
 RLlib ends an env runner that raises, and its error is in a log on some node; so errors are returned as results
 (`ReturnErrors`). A lost learner is usually first noticed by another one, as an error of their connection.
@@ -28,16 +27,14 @@ _DEATH_S = 30.0  # maximum time for Ray to notice that a process is gone
 
 
 class Failure:
-    """A returned error. trace: for one whose message is not sufficient. of_peers: from a learner's communication with
-    others."""
+    """An error. trace: if its message is not sufficient. of_peers: from a learner's communication with others."""
 
     def __init__(self, message: str, trace: str = "", of_peers: bool = False) -> None:
         self.message, self.trace, self.of_peers = message, trace, of_peers
 
 
 class ReturnErrors:
-    """Calls a function and returns its error instead of raising it: RLlib ends an env runner that raises, without a
-    message."""
+    """Calls a function and returns its error: RLlib ends an env runner that raises, without a message."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -127,8 +124,7 @@ def _refuse_lost(learners: Sequence[Any]) -> None:
 
 
 def _is_lost(actor: Any) -> bool:
-    """Return True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is
-    not."""
+    """True if the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
     try:
         ray.get(actor.apply.remote(_alive), timeout=0.2)
     except RayActorError:

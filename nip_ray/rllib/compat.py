@@ -77,8 +77,7 @@ def send_no_states(config: AlgorithmConfig) -> None:
 
 
 class WithoutLogFolder:
-    """An algorithm that writes nothing into its log folder. Outside Tune stock RLlib leaves an empty one in the user's
-    home."""
+    """An algorithm that writes nothing to its log folder. Outside Tune RLlib leaves an empty one in the user's home."""
 
     def _setup_logdir(self) -> None:
         if self._storage is None:

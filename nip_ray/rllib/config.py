@@ -174,8 +174,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
-        """RLlib's checks, and ours; the experiment takes the seed of this config. Raises UserError if no experiment was
-        given."""
+        """RLlib's checks, and ours; the experiment takes this config's seed. Raises UserError without an experiment."""
         if not (self.env_config or {}).get("experiment"):
             raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
         defaults = type(self)()
@@ -221,8 +220,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return self.env_config.get("split", "test" if self.in_evaluation else "train")
 
     def _experiment_in_force(self) -> ExperimentConfig:
-        """The experiment with this config's changes. Raises UserError for a setting of a wrong type or out of
-        bounds."""
+        """The experiment with this config's changes. Raises UserError for settings of wrong type or out of bounds."""
         experiment = self.env_config["experiment"]
         play = {
             "num_env_runners": self.num_env_runners,

@@ -316,8 +316,7 @@ class TimedStep(Step):
 
 
 class DQNLearner(ProtocolLearner):
-    """Values of every trained role, their targets and replay buffers. `update` adds transitions and does gradient
-    steps."""
+    """Values of trained roles, their targets and replay buffers. `update` adds transitions and does gradient steps."""
 
     remedy = "Lower algorithm.roles.<role>.lr, set a lower algorithm.max_grad_norm, and check the rewards"
 

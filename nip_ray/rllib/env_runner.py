@@ -223,8 +223,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def roll_out(
         self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None
     ) -> RolloutSamples:
-        """Play one share of a roll-out with exploration, with its transitions. worker: the owner of the share (None:
-        this runner).
+        """Play one share of a roll-out with exploration, with its transitions. worker: the share's owner (None: this).
 
         opponents: agent -> the player in place of its network. Transitions of a remote runner are in main memory.
         """

@@ -94,8 +94,7 @@ class Step:
 
 
 class RuleSettings(Protocol):
-    """The settings that every learner reads. `clip_gradients`, `minibatch_copies` and `optimizer` are honoured if
-    present."""
+    """The settings of every learner. `clip_gradients`, `minibatch_copies` and `optimizer` are used if present."""
 
     @property
     def lr(self) -> float:
@@ -152,11 +151,11 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
 
     @abstractmethod
     def prepare(self, rollout: Rollout) -> Prepared:
-        """The losses' data of each agent in `self.updated` that had a turn, computed once per update with the current
+        """The losses' data of each of `self.updated` with a turn, computed once per update with the current
         networks."""
 
     def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
-        """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch (see
+        """The mean loss of an agent over the rows `own`, this learner's of `all_rows` of a minibatch (see
         `normalised`).
 
         A rule whose agents do not learn independently overrides `minibatch_step` instead.
@@ -404,8 +403,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner, Generic[S]):
     def _results(
         self, once: Mapping[str, Metrics], steps: Mapping[str, list[Step]], env_steps: int, iteration: int
     ) -> Any:
-        """Log means over the steps and the metrics in `once`, refuse non-finite values, and return the reduced
-        metrics."""
+        """Log means over the steps and the metrics in `once`, refuse non-finite values, and return the metrics."""
         found: dict[str, dict[str, float]] = {}
         for agent in self.networks:
             done, values = steps.get(agent, []), found.setdefault(agent, {})
@@ -574,8 +572,7 @@ def normalised(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
 
 
 def scale_of(data: AgentData, all_rows: Tensor) -> tuple[Tensor | float, Tensor | float]:
-    """Mean and deviation of the advantages of a whole minibatch, on all learners, over turns that the agent's network
-    played."""
+    """Mean and deviation of the advantages of a whole minibatch, on all learners, over the network's turns."""
     if data.rows.taught_NFS is not None:
         all_rows = all_rows[~taught_turns(data.rows.taught_NFS[all_rows])]
     return mean_and_deviation(data.advantage_N[all_rows])

@@ -253,7 +253,7 @@ REFUSED_CALLS = {
 
 
 def refuse_unhonoured(config: Any, defaults: Any) -> None:
-    """Raise one UserError that names every refused option of `config` that differs from `defaults`, a config of its
+    """Raise one UserError that names all refused options of `config` that differ from `defaults`, a config of its
     class."""
     skipped = (*CHECKED_APART, *(SET_IN_EVALUATION if config.in_evaluation else ()))
     faults = [

@@ -180,8 +180,7 @@ class PPOLearner(ProtocolLearner[PPOSettings]):
         self.lr = {**self.lr, **state.get("lr", {})}
 
     def _over_learners(self, steps: Mapping[str, Sequence[Step]], prepared: Prepared) -> dict[str, Tensor]:
-        """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some
-        agents."""
+        """The sums of all steps and learners, agent by agent, in one call: a learner may lack rows of some agents."""
         nothing = torch.zeros(3, device=self.device)
         seen_A3 = torch.stack(
             [

@@ -22,8 +22,7 @@ from nip_ray.protocols import ZeroKnowledge
 
 @dataclass(frozen=True)
 class Compared:
-    """The turns of the adversarial verifier and of the simulator in a rollout, and the payments for their
-    similarity."""
+    """The turns of the adversarial verifier and of the simulator in a rollout, and payments for their similarity."""
 
     extra: ZeroKnowledge
     adversary: AgentRows

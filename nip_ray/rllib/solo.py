@@ -23,8 +23,7 @@ from nip_ray.settings.solo import SoloSettings
 
 
 class SoloAgentConfig(ProtocolAlgorithmConfig):
-    """Config of `SoloAgent`; settings: `SoloSettings`. The game is the derived protocol in which the agent plays
-    alone."""
+    """Config of `SoloAgent`; settings: `SoloSettings`. The game is the derived protocol for an agent alone."""
 
     settings_class = SoloSettings
 

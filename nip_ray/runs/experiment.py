@@ -1,5 +1,4 @@
-"""`run_experiment`: from a config to a trained verifier in a run folder; `resume_experiment`: from where it was
-stopped.
+"""`run_experiment`: from a config to a trained verifier in a run folder; `resume_experiment`: from where it stopped.
 
 Decisions that matter here:
 - a row of metrics is written before the checkpoint that relies on it; on resume rows after the checkpoint are dropped
@@ -148,8 +147,7 @@ def _played(session: Session, checkpoint: Checkpoint | None) -> ExperimentResult
 def _ended(
     folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool, total: int
 ) -> ExperimentResult | None:
-    """Print and return the result of a run of `total` iterations that is finished under its present config; None for
-    any other."""
+    """Print and return the result of a run of `total` iterations, finished under its config; None for any other."""
     if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
         return None
     if not quiet:
@@ -161,8 +159,7 @@ def _ended(
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
-    """Read the user's files (data, plugins, other runs) before a run folder is made for them. Results are kept for the
-    run.
+    """Read the user's files (data, plugins, other runs) before a run folder is made for them. Kept for the run.
 
     run_dir: its future folder, beside which fetched artifacts are kept (None: not kept). Raises UserError for
     unreadable or inconsistent input.
@@ -216,8 +213,7 @@ def _resume_text(config: TextExperimentConfig, folder: RunFolder, quiet: bool) -
 
 
 def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "tuple[Prepared, TextState]":
-    """The input and state from which a run of language agents continues: its state in `folder`, or the beginning in a
-    new one.
+    """The input and state of a run of language agents: its state in `folder`, or the beginning in a new one.
 
     known: the file of the providers' known abilities.
     """
@@ -240,8 +236,7 @@ def continued(config: TextExperimentConfig, folder: RunFolder, known: Path) -> "
 
 
 def reopened(state: "TextState", config: TextExperimentConfig) -> "TextState":
-    """`state` under a config whose number of iterations may have changed: a finished run continues where it would not
-    have ended.
+    """`state` under a config whose number of iterations may have changed: a finished run continues if now longer.
 
     Raises UserError when more iterations are already done.
     """

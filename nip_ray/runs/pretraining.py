@@ -1,5 +1,5 @@
 """Pretraining: agents learn the labels alone, each under the protocol in which it decides at once, before the
-experiment begins.
+experiment.
 
 Decisions that matter here:
 - an agent starts with the same weights and observation statistics as in the experiment, and only its body is returned
@@ -79,8 +79,7 @@ def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None
 
 @dataclass(frozen=True)
 class _Pupil:
-    """An agent alone, in one round. body, head: names of the entries of its network's state that its decision depends
-    on."""
+    """An agent alone, in one round. body, head: names of its network's state entries that decisions depend on."""
 
     agent: str
     round: int

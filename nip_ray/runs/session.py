@@ -83,8 +83,7 @@ class Session:
         return {**self.last_evaluation, **self.last_row}
 
     def start(self, checkpoint: Checkpoint | None = None, *, foreign: bool = False) -> None:
-        """Build everything and continue from `checkpoint` (None: from the beginning, with the config's initial
-        weights).
+        """Build everything and continue from `checkpoint` (None: the beginning, with the config's initial weights).
 
         foreign: it belongs to another run; this run's rows up to its iteration are kept, its own checkpoints are not.
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
@@ -257,8 +256,7 @@ class Session:
             cannot_write(path, error)
 
     def newest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint of this run, if any; damaged ones, and changed rows, are reported by
-        `warn`."""
+        """The newest undamaged checkpoint of this run, if any; damaged ones and changed rows are reported by `warn`."""
         checkpoints = self.folder.checkpoints
         if not has_checkpoint(checkpoints):
             return None

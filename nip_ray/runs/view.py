@@ -49,8 +49,8 @@ Query = Mapping[str, Sequence[str]]
 
 
 class LivePage:
-    """The newest report of a run. every_s: between two drawings. render: (folder, mark) -> page, the report's own by
-    default."""
+    """The newest report of a run. every_s: between drawings. render: (folder, mark) -> page, by default the
+    report's."""
 
     def __init__(self, run_dir: Path, every_s: float = 5.0, render: Callable[[Path, str], str] | None = None) -> None:
         self.run_dir, self.every_s, self._render = run_dir, every_s, render or _live_report
@@ -196,8 +196,7 @@ class RunsPage:
 
 
 def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[str], None] = print) -> None:
-    """Serve the page over the runs at or below `folder` until Ctrl-C. told: called with the address, once it accepts
-    requests.
+    """Serve the page over the runs at or below `folder` until Ctrl-C. told: called with the address when ready.
 
     Raises UserError when there is no such folder, or the address or port is not available.
     """

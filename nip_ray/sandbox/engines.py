@@ -46,8 +46,7 @@ def folder_mb(settings: SandboxSettings) -> int:
 
 
 def bwrap_command(bwrap: str, folder: str, names: Collection[str], settings: SandboxSettings) -> list[str]:
-    """The command that runs a folder's program in new namespaces, in which only the interpreter and the program are
-    visible."""
+    """The command that runs a folder's program in new namespaces, where only interpreter and program are visible."""
     small = ["--size", str(folder_mb(settings) << 20), "--tmpfs"]
     command = [bwrap, "--unshare-user", "--unshare-all", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     command += ["--die-with-parent", "--new-session", "--hostname", "box"]

@@ -47,8 +47,7 @@ def run_program(
 async def run_program_async(
     program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}
 ) -> SandboxResult:
-    """`run_program` for event loops: at most as many at once as there are processors. Cancelling it ends the
-    program."""
+    """`run_program` for event loops: at most as many at once as processors. Cancelling it ends the program."""
     wanted, cancel = os.pipe()
     waiting = threads().submit(run_within, program, stdin, settings, files, None, wanted)
     result = asyncio.wrap_future(waiting)
@@ -81,8 +80,7 @@ def run_within(
     output_bytes: int | None = None,
     cancelled: int | None = None,
 ) -> SandboxResult:
-    """`run_program` with its own limit on the output. cancelled: a descriptor that is readable when the program must
-    end."""
+    """`run_program` with its own limit on the output. cancelled: a descriptor that is readable when it must end."""
     start, engine = time.monotonic(), engine_for(settings)
     outcome = run_job(job_for(program, stdin, dict(files), settings, engine, output_bytes), cancelled)
     if engine is not None:

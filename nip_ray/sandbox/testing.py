@@ -77,8 +77,7 @@ def run_tests(
 def run_calls(
     solution: str, function_name: str, calls: Sequence[list[Any]], settings: SandboxSettings = DEFAULTS
 ) -> list[CallResult]:
-    """The results of `function_name(*arguments)` of a solution for each list of arguments, each in an interpreter of
-    its own.
+    """The results of `function_name(*arguments)` of a solution for each list of arguments, each in its own interpreter.
 
     calls: arguments, in JSON's form. Raises the errors of `run_program`.
     """

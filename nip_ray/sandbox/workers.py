@@ -34,8 +34,7 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Job:
-    """One program. request: its command and limits, as JSON (see `engines.job_for`). stdin: its input. files: in its
-    folder."""
+    """One program. request: command and limits, as JSON (see `engines.job_for`). stdin: input. files: in its folder."""
 
     request: dict[str, Any]
     stdin: bytes

@@ -37,8 +37,7 @@ def attack(
     *,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """The entries that the attack on these networks adds to `evaluation.json`; see
-    `nip_ray.evaluation.attack.attacked`.
+    """Entries that the attack on these networks adds to `evaluation.json`; see `nip_ray.evaluation.attack.attacked`.
 
     held_out: ids of the instances that the verifier is measured on. seed: of all randomness. quiet: no progress line.
     Raises UserError without a verifier, a prover, or enough training instances; TrainingError when training fails.
@@ -85,8 +84,7 @@ def attackers(
 
 
 def wider(settings: Any, size: int) -> Any:
-    """An agent's settings with all widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads and rates
-    stay."""
+    """An agent's settings with widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads, rates stay."""
     if size == 1:
         return settings
     numbers = {f.name: value for f in fields(settings) if type(value := getattr(settings, f.name)) is int}

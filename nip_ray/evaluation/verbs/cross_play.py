@@ -59,8 +59,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Games:
-    """The results of B games. y_B: labels. verdict_B: 2 for none. return_BA: each agent's return. seed_B: episode
-    seeds."""
+    """Results of B games. y_B: labels. verdict_B: 2 for none. return_BA: each agent's return. seed_B: episode seeds."""
 
     y_B: Tensor
     verdict_B: Tensor

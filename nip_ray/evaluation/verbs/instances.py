@@ -64,8 +64,7 @@ def instances_of_networks(examination: Examination, networks: Mapping[str, nn.Mo
 
 
 def instances_of_text(folder: RunFolder, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
-    """The same for the dialogues of the last test of language models, which are sampled; an item tested again has
-    several."""
+    """The same for the dialogues of the last test of language models, sampled ones; items tested again have several."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.items import stored_items
     from nip_ray.text.training.metrics import last_dialogues

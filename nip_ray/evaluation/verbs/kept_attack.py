@@ -23,8 +23,7 @@ _HOW = ("verifier", "seed", "settings")
 
 
 def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: bool = True) -> bool:
-    """True if an attack's results fit the run's `evaluation.json`; prints why not, or that a damaged file will be
-    replaced.
+    """True if an attack's results fit the run's `evaluation.json`; prints why not, or that it replaces a damaged file.
 
     about: iteration, split and num_instances of what is attacked. same_instances: True if they are the run's own.
     Raises UserError for a file that is not damaged but cannot be read, such as one of a newer version.
@@ -49,7 +48,7 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
 
 
 def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-    """Put an attack's results into the run's `evaluation.json`, and write the report again. document: the rest of a new
+    """Put an attack's results into the run's `evaluation.json` and rewrite the report. document: the rest of a new
     file."""
     from nip_ray.evaluation.report import write_report
 

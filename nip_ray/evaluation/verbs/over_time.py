@@ -44,8 +44,8 @@ MOST = 40
 
 @dataclass(frozen=True)
 class Meeting:
-    """The pairings of checkpoints. iterations: oldest first. count: of instances. distinct: of `distinct_part`, of
-    greedy games."""
+    """Pairings of checkpoints. iterations: oldest first. count: of instances. distinct: of `distinct_part`, if
+    greedy."""
 
     protocol: Protocol
     iterations: Sequence[int]
@@ -62,8 +62,7 @@ def cross_play_checkpoints(
     seed: int = 0,
     dataset: Path | str | None = None,
 ) -> dict[str, Any]:
-    """{"run_dir", "roles", "runs", "greedy", "num_instances", "dataset", "matrix", "elo"}; docs/evaluation.md has the
-    layout.
+    """{"run_dir", "roles", "runs", "greedy", "num_instances", "dataset", "matrix", "elo"}; see docs/evaluation.md.
 
     The options are those of `cross_play`. Raises UserError for a run with fewer than two checkpoints and for one
     without opponents.
@@ -94,8 +93,7 @@ def _name(iteration: int) -> str:
 
 
 def _spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
-    """The iterations that are played, of those whose weights exist. how: how to keep more. Raises UserError for fewer
-    than two."""
+    """The played iterations, of those with weights. how: how to keep more. Raises UserError for fewer than two."""
     if len(kept) < 2:
         raise UserError(f"cross-play --checkpoints: {run_dir} has {len(kept)}, and needs two; {how}")
     if len(kept) > MOST:

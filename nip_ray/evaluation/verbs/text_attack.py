@@ -61,8 +61,7 @@ SEARCHES = ("text_best_of", "text_prompts", "text_proposed_prompts", "text_promp
 def attack_text_run(
     run_dir: Path, config: TextExperimentConfig, settings: AttackSettings, *, quiet: bool = True
 ) -> dict[str, Any]:
-    """The entries that an attack adds to `evaluation.json`, as of agents with networks, and `run_dir` of each goal's
-    own run.
+    """Entries that an attack adds to `evaluation.json`, as of agents with networks, and `run_dir` of each goal's run.
 
     Of `settings` only goals, text_iterations and max_instances apply. Raises UserError without an agent to attack or to
     do it, and for missing keys; TrainingError when a provider is unreachable or the budget is spent.
@@ -248,8 +247,7 @@ def _trained(
     quiet: bool,
     settings: AttackSettings,
 ) -> tuple[Path, "Prepared"]:
-    """Run the attack in a new folder; return the folder, and the prepared attack. roles: those that its episodes
-    draw."""
+    """Run the attack in a new folder; return the folder, and the prepared attack. roles: drawn by its episodes."""
     import asyncio
 
     from nip_ray.config.load import config_to_yaml
@@ -304,8 +302,7 @@ def _searched(
     settings: AttackSettings,
     start: dict[str, Any],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(further attackers, who start from `start`; the instructions that were tried), by the settings. path: the
-    attack's folder."""
+    """(more attackers, which start from `start`; instructions tried), by the settings. path: the attack's folder."""
     asks = bool(settings.text_prompts or settings.text_proposed_prompts)
     if not asks and settings.text_best_of == 1:
         return [], []
@@ -376,7 +373,7 @@ def _row(
     who: str = "verifier",
     **more: Any,
 ) -> dict[str, Any]:
-    """An attacker's row of the table. held_out: its dialogues about held-out items. who: the verdict, or a member of a
+    """An attacker's row of the table. held_out: its dialogues about held-out items. who: verdict, or member of a
     panel."""
     from nip_ray.text.training.metrics import dialogue_record, judged
 
@@ -401,7 +398,7 @@ def _row(
 
 @dataclass(frozen=True)
 class Tried:
-    """An attacker: its dialogues about training items, by which it is chosen, and about held-out ones. iterations: of
+    """An attacker: its dialogues about training items, for choosing it, and about held-out ones. iterations: of
     learning."""
 
     name: str

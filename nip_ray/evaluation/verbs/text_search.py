@@ -78,8 +78,7 @@ class BestOf:
     held: int
 
     def curve(self, tries: int) -> list[dict[str, Any]]:
-        """For 1, 2, 4, ... and `tries` dialogues about each item: the share of items without a wrong verdict in any of
-        them."""
+        """For 1, 2, 4, ... and `tries` dialogues about each item: the share of items with no wrong verdict."""
         stops = [*(2**power for power in range(tries.bit_length()) if 2**power < tries), tries]
         right = [sum(not after or after > stop for after in self.wrong) for stop in stops]
         return [
@@ -91,8 +90,7 @@ class BestOf:
 def best_of(
     hold: Hold, scenario: LanguageScenario, tasks: Sequence[Task], attackers: Sequence[str], label: int, tries: int
 ) -> BestOf:
-    """Attack by the best of `tries` dialogues about each item. tasks: one for each item, numbered from 0. label: of all
-    items.
+    """Attack by the best of `tries` dialogues about each item. tasks: one per item, from 0. label: of all items.
 
     Dialogues are held in rounds of 1, 1, 2, 4, ... about each item that still resists.
     """
@@ -235,7 +233,7 @@ class Talks:
 
     @contextmanager
     def stage(self, split: str, iteration: int) -> Iterator[Hold]:
-        """A function that holds the dialogues of a stage (its iteration from 0), which are stored in the folder at its
+        """A function that holds the dialogues of a stage (its iteration from 0) and stores them in the folder at its
         end."""
         made: list[tuple[Task, Dialogue]] = []
 

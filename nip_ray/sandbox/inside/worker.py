@@ -156,8 +156,7 @@ def follow(program, request, driver, wake):
 
 
 def take(stream, kept, most):
-    """Keep the available data, with at most one byte too many. False at the end of the stream, None if there is no
-    data."""
+    """Keep the available data, at most one byte too many. False at the end of the stream, None if there is no data."""
     try:
         data = os.read(stream.fileno(), 1 << 16)
     except BlockingIOError:
@@ -177,8 +176,7 @@ def drain(program, output, errors, most):
 
 
 def end(program, request):
-    """Kill the program and its process group, in one step for the kernel; then reap it. Its number stays its own until
-    then."""
+    """Kill the program and its process group, in one kernel step; then reap it. Its number is kept until then."""
     done = os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     if request["stop"] and not done:  # the client of a container engine does not take the container with it
         no = subprocess.DEVNULL
@@ -207,8 +205,7 @@ def excess(session, request):
 
 
 def family(session):
-    """{process: (threads, resident bytes)} of the program's session and of the descendants of its members. Needs
-    /proc."""
+    """{process: (threads, resident bytes)} of the program's session and its members' descendants. Needs /proc."""
     rows = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():
