@@ -1,5 +1,4 @@
-"""Seeds by a stable hash: every random draw of an experiment comes from (config seed, purpose, worker, iteration,
-...)."""
+"""Seeds by a stable hash: every draw of an experiment comes from (config seed, purpose, worker, iteration, ...)."""
 
 import hashlib
 from collections.abc import Iterator

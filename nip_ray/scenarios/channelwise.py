@@ -29,7 +29,7 @@ _MESSAGES = ("history", "latest", "linear_history")
 
 
 def assembled(scenario: NamingScenario, agent: str, make: Callable[[Seat, Seat | None], DialogueAgent]) -> nn.Module:
-    """The networks of `agent`: built by `make` for its seats (policy's, central critic's or None), or channel by
+    """Networks of `agent`, built by `make` for its seats (policy's, central critic's or None), or channel by
     channel."""
     settings, at = scenario.agents[agent], scenario.seats[agent]
     critic_seat = scenario.critic_seats[agent] if scenario.central_critic else None
@@ -65,8 +65,7 @@ class Channelwise(nn.Module):
     def forward(
         self, obs: Observation, want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The action distribution and the value (N,) of N turns, each only if requested. `obs`: see the scenario's
-        `observe`."""
+        """Action distribution and value (N,) of N turns, each only if requested. `obs`: see `observe`."""
         together = self.critic_reads == self.seat.reads and not any(name.startswith("state_") for name in obs)
         policy = value_NK = None
         if want_policy:
@@ -125,8 +124,7 @@ class Channelwise(nn.Module):
         return Policy(message_NFS, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
 
     def _rows(self, obs: Observation, reads: tuple[int, ...], prefix: str) -> dict[str, Tensor]:
-        """An observation of N * K rows, each with the messages of one channel. prefix: `state_` for a central
-        critic."""
+        """Observation of N * K rows, each with the messages of one channel. prefix: `state_` for a central critic."""
         channels, seat = len(reads), self.seat
         own = [name for name in obs if not name.startswith("state_")]
         rows = {name: obs.get(f"{prefix}{name}", obs[name]) for name in own}

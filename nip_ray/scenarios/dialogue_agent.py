@@ -35,8 +35,7 @@ class DialogueAgent(nn.Module):
     """The features' axis in the history, from 0."""
 
     def __init__(self, settings: HeadSettings, seat: Seat, critic_seat: Seat | None) -> None:
-        """critic_seat: of a central critic, the input of its value, in addition to the label; it needs a body of its
-        own."""
+        """critic_seat: of a central critic, its value's input beyond the label; it needs a body of its own."""
         super().__init__()
         self.seat, self.critic_seat = seat, critic_seat
         self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy

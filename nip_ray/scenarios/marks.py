@@ -6,8 +6,7 @@ Mark = tuple[str, int, int]
 
 
 def marks(*paths: str | Path | None) -> tuple[Mark, ...]:
-    """(path, bytes, time of the last change in nanoseconds) of every file in `paths`, for folders of all files below
-    them.
+    """(path, bytes, time of last change in nanoseconds) of every file in `paths`, for folders of all files below them.
 
     Missing files have no mark: reading them raises.
     """

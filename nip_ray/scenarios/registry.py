@@ -60,8 +60,7 @@ def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None
 
 
 def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, dataset: str | None = None) -> Scenario:
-    """The scenario of an experiment's three parts: under its protocol, or under the one in which the solo agent plays
-    alone.
+    """The scenario of an experiment's three parts: under its protocol, or the one in which the solo agent is alone.
 
     dataset: as in `build_scenario`. Raises UserError as it does, and for an unknown agent.
     """

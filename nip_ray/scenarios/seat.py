@@ -1,5 +1,4 @@
-"""An agent's inputs and outputs under a protocol and a scenario, its settings, and scenarios whose messages name
-parts."""
+"""Agents' inputs and outputs under a protocol and a scenario, settings, and scenarios whose messages name parts."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -129,12 +128,10 @@ class NamingScenario(Scenario):
 
     @abstractmethod
     def named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The number of times each part was named, in the channels that the seat `at` reads: in each round, and in the
-        latest."""
+        """Times each part was named, in the channels that seat `at` reads: in each round, and in the latest."""
 
     def latest(self, at: Seat, by_round_NRLX: Tensor, round_N: Tensor) -> Tensor:
-        """(N, L, ...) of counts by round (N, R, L, ...), which are 0 in future rounds: those of the round before, as
-        published.
+        """(N, L, ...) of counts by round (N, R, L, ...), 0 in future rounds: of the round before, as published.
 
         For an agent that reads channels separately: the last counts of each channel that are not all 0, so that the
         second of two provers that answer in turns still sees its question.

@@ -1,5 +1,4 @@
-"""A server for local models with the OpenAI protocol: chat completions, models, files, fine-tuning jobs. It runs on Ray
-Serve.
+"""A server for local models with the OpenAI protocol: chat completions, models, files, fine-tuning jobs; on Ray Serve.
 
 Decisions that matter here:
 - one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job slows replies down only by its

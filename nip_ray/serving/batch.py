@@ -58,8 +58,7 @@ class Row:
 
 
 class ContinuousBatch:
-    """Generates for many at once with a model in memory. waiting: rows not yet started; rows: those in progress, one
-    per slot.
+    """Generates for many at once with a model in memory. waiting: not yet started; rows: in progress, one per slot.
 
     The model may be shared: after changing its weights call `forget` before generating.
     """

@@ -185,8 +185,7 @@ class ChatFormat:
         return SHAPES[-1]
 
     def _shows(self, chat: Chat) -> bool:
-        """True if the template accepts a chat, shows every word of it, and also with a reply, which then follows all
-        that."""
+        """True if the template accepts a chat, shows every word, and also with a reply, which follows all that."""
         words = {word for message in chat for word in message["content"].split()}
         plain = [self._plain(message) for message in chat]
         try:
@@ -234,8 +233,7 @@ class ChatFormat:
         return tokens
 
     def _piece(self, message: Mapping[str, Any] | None, first: bool) -> list[int] | None:
-        """The tokens that a message adds to a chat, as its first or later; without a message, those of the reply
-        header.
+        """Tokens that a message adds to a chat, as its first or later; without a message, those of the reply header.
 
         None if they cannot be determined: templates show reasoning depending on later messages.
         """

@@ -50,8 +50,7 @@ def chat_tokenizer(template: str, context: int, **given: Any) -> Any:
 
 
 def untrained_llama(seed: int, **sizes: Any) -> Any:
-    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; global generators are
-    unchanged.
+    """A Llama whose output layer is its embedding, with weights drawn from `seed` alone; global generators unchanged.
 
     sizes: of `transformers.LlamaConfig`.
     """
@@ -68,8 +67,7 @@ def untrained_llama(seed: int, **sizes: Any) -> Any:
 
 
 def save_default_model(folder: Path, seed: int = 0) -> Path:
-    """Write the default model of `seed` to `folder`, unless it exists; returns the folder. The same seed gives the same
-    bytes."""
+    """Write the default model of `seed` to `folder`, unless it exists; return it. Equal seeds give equal bytes."""
 
     def make() -> tuple[Any, Any]:
         tokenizer = default_tokenizer()

@@ -28,7 +28,7 @@ class Engine:
     def __init__(
         self, model_dir: Path, max_batch_size: int = 32, max_context: int | None = None, device: str | None = None
     ) -> None:
-        """max_context: maximum tokens of prompt and reply (None: the model's). Raises UserError for an unsupported
+        """max_context: most tokens of prompt and reply (None: the model's). Raises UserError for an unsupported
         model."""
         model = load_model(model_dir).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.chat = load_format(model_dir, context_of(model.config, max_context))
@@ -41,8 +41,7 @@ class Engine:
         atexit.register(self.close)  # a thread inside torch must not outlive the interpreter
 
     def submit(self, request: GenerationRequest, on_text: OnText | None = None) -> "Future[Generation]":
-        """Generate soon; cancel the future to stop. on_text: called with each new piece of text, from the engine's
-        thread.
+        """Generate soon; cancel the future to stop. on_text: called with new pieces of text, from the engine's thread.
 
         Raises as `ContinuousBatch.row` does, and TrainingError once the engine was closed.
         """

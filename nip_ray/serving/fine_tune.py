@@ -37,8 +37,7 @@ LEARNING_RATE = {"lora": 1e-4, "full": 1e-3}
 
 
 def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
-    """A job's hyper-parameters, with local defaults for missing ones; a multiplier applies to the default learning
-    rate."""
+    """A job's hyper-parameters, with local defaults for missing ones; multipliers are of the default learning rate."""
     rate = spec.learning_rate or LEARNING_RATE[provider.method] * (spec.learning_rate_multiplier or 1.0)
     return Recipe(
         method=spec.method,
@@ -61,8 +60,7 @@ def fine_tune(
     on_step: OnStep = lambda step, loss: None,
     should_stop: ShouldStop = lambda: False,
 ) -> Trained:
-    """Learn `data` (JSON lines in the OpenAI form), starting from the model in `base_dir`; the new model's folder is
-    `out_dir`.
+    """Learn `data` (JSON lines in the OpenAI form), from the model in `base_dir`; the new model's folder is `out_dir`.
 
     checkpoints: a folder for the weights after each epoch (None: not kept). on_step: called with each step (from 1) and
     its loss. With more than one worker both functions are copied to the workers. Raises UserError for unusable data or
@@ -183,7 +181,7 @@ def _quantization(recipe: Recipe) -> dict[str, Any]:
 
 
 def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:
-    """The callback that passes on losses and checks whether to stop; made on first use, since transformers is an
+    """The callback passing on losses and checking whether to stop; made on first use, since transformers is an
     extra."""
     transformers = local_llm("transformers")
 

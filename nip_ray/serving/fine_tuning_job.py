@@ -1,5 +1,4 @@
-"""Values of a fine-tuning job: its request and state, the same for every provider; the recipe and result of a local
-one."""
+"""Values of a fine-tuning job: its request and state, for every provider; the recipe and result of a local one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -32,7 +32,7 @@ _ESCAPES = frozenset('"\\/bfnrt')
 
 
 class Part(NamedTuple):
-    """A piece of the object: one of `literals`, or if `free` any text in quotation marks (and no literal begins with
+    """A piece of the object: one of `literals`, or if `free` any text in quotation marks (no literal begins with
     one)."""
 
     literals: tuple[str, ...]
@@ -96,11 +96,10 @@ def _value(field: Any, wrong: ValueError) -> Part:
 
 
 class Grammar:
-    """A schema for one vocabulary; all replies under it share its caches. Its methods may be called from several
-    threads."""
+    """A schema for one vocabulary; all replies under it share its caches. Its methods are thread-safe."""
 
     def __init__(self, schema: Mapping[str, Any], pieces: Sequence[str]) -> None:
-        """pieces: see `ChatFormat.pieces`. Raises UserError for an unknown schema, and for one that these pieces cannot
+        """pieces: see `ChatFormat.pieces`. Raises UserError for an unknown schema or one that these pieces cannot
         write."""
         try:
             self._parts = parts_of(schema)
@@ -203,8 +202,7 @@ class Writer:
     """One reply under a grammar. hurried: completed early because of its limit. complete: the object is complete."""
 
     def __init__(self, grammar: Grammar, max_tokens: int, reasons: bool = False) -> None:
-        """reasons: the reply begins inside reasoning. Raises UserError if the limit is too small for the shortest
-        object."""
+        """reasons: it begins inside reasoning. Raises UserError if the limit is too small for the shortest object."""
         if max_tokens < grammar.reserve:
             raise UserError(f"max_tokens: {max_tokens}, but the schema needs up to {grammar.reserve}")
         self._grammar, self._left, self._state = grammar, max_tokens, None if reasons else State(0)

@@ -69,8 +69,7 @@ def stop_host(host: LocalHost) -> None:
 
 
 def as_ours(error: RayError, who: str = "the local model's actor") -> Exception:
-    """The error behind one that came through Ray: UserError and TrainingError unchanged, all others as a
-    TrainingError."""
+    """The error behind one that came through Ray: UserError and TrainingError unchanged, others as a TrainingError."""
     if isinstance(error, RayActorError):
         return TrainingError(f"{who} is lost ({first_words(str(error))}); see Ray's logs, then resume the run")
     cause = error.cause if isinstance(error, RayTaskError) else error
@@ -104,8 +103,7 @@ class ChatHost:
         await asyncio.to_thread(self._folders.locate, "default")
 
     async def generate(self, model: str, messages: Chat, request: Any) -> Any:
-        """The `Generation` for a `GenerationRequest` without its prompt; a prompt beyond the context loses its
-        middle."""
+        """The `Generation` for a `GenerationRequest` without the prompt; one beyond the context loses its middle."""
         return await self._shelf.generate(self._folders.locate(model), messages, request, "cut")
 
 

@@ -64,7 +64,7 @@ class StoredJob:
 
 
 class JobStore:
-    """The jobs and their data in a folder. Holds nothing in memory: several objects, and processes, may read; one runs
+    """Jobs and their data in a folder. Holds nothing in memory: several objects and processes may read; one runs
     jobs."""
 
     def __init__(self, folder: Path) -> None:
@@ -192,7 +192,7 @@ def job_id_of(key: str) -> str:
 
 
 def model_name_of(spec: FineTuneSpec) -> str:
-    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (of its hash, if it is short or has
+    """The name of a job's model: SUFFIX-KEY, the key cut to 12 characters (or its hash's, if short or with
     punctuation)."""
     key = spec.key if re.fullmatch(r"[A-Za-z0-9]{12,}", spec.key) else hashlib.sha256(spec.key.encode()).hexdigest()
     return f"{spec.suffix or 'tuned'}-{key[:12]}"

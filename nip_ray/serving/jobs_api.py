@@ -154,8 +154,7 @@ class Jobs:
         self._store, self._uploads, self._training = store, uploads, training
 
     async def create(self, body: JobBody, key: str | None) -> dict[str, Any]:
-        """The job object. Raises ApiError for data that cannot be learned, and for a key that belongs to another
-        job."""
+        """The job object. Raises ApiError for data that cannot be learned, and a key that belongs to another job."""
         data = await asyncio.to_thread(self._uploads.content, body.training_file)
         method: Method = body.method.type if body.method else "supervised"
         try:

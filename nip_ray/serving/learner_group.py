@@ -58,8 +58,7 @@ class PolicyLearner:
 
 
 class LearnerGroup:
-    """The driver's side: a `Policy` whose steps several actors take. Ray must be running, and all nodes see the
-    folders."""
+    """The driver's side: a `Policy` whose steps several actors take. Ray must run, and all nodes see the folders."""
 
     samples_apart = True
 

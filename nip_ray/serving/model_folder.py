@@ -1,5 +1,4 @@
-"""A language model as a folder in the Hugging Face form: with all of its weights, or with adapters and the name of
-their base."""
+"""A language model as a folder in the Hugging Face form: with all weights, or adapters and the name of their base."""
 
 import json
 import os
@@ -16,8 +15,7 @@ ADAPTER, BASE = "adapter", "base.json"
 
 
 def base_of(folder: Path) -> Path | None:
-    """The base of the adapters in `folder`, None for a folder with all of its weights. Raises UserError when it is
-    gone."""
+    """The base of the adapters in `folder`, None for a folder with all weights. Raises UserError when it is gone."""
     if not (folder / BASE).is_file():
         return None
     base = (folder / json.loads((folder / BASE).read_text(encoding="utf-8"))["base"]).resolve()

@@ -37,8 +37,7 @@ PACKAGED = {
 
 
 def write_packaged(name: str, folder: Path) -> str:
-    """Write the model `name` to `folder`, unless it exists, and check its reply; returns the sentence about its
-    licence.
+    """Write the model `name` to `folder`, unless it exists, and check its reply; return the sentence about its licence.
 
     Raises UserError for an unknown name and without its package, TrainingError for another reply.
     """

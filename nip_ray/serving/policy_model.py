@@ -1,5 +1,4 @@
-"""A language model in this process that both samples, with log-probabilities, and learns: the `Policy` of a group of
-agents.
+"""A language model in this process that samples, with log-probabilities, and learns: the `Policy` of a group of agents.
 
 Decisions that matter here:
 - sampler and learner use the same weights in memory, and the model is always in evaluation mode (no dropout), so both
@@ -92,8 +91,7 @@ class PolicyModel:
     # --------------------------------------------------------------------------------------------------------- sampling
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does, and UserError when memory runs
-        out."""
+        """Replies, in the requests' order. Raises as `ContinuousBatch.row` does, and UserError when memory runs out."""
         with _enough_memory(f"providers.<provider>.max_batch_size: {self._settings.max_batch_size} replies at once"):
             made = self._batch.generate(requests)
         return [replace(one, text=self.chat.opened + one.text) for one in made] if self.chat.opened else made
@@ -104,7 +102,7 @@ class PolicyModel:
 
     @torch.inference_mode()
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
-        """The log-probability of every token of these replies, at each turn's temperature. max_tokens: in one forward
+        """Log-probabilities of all tokens of these replies, at each turn's temperature. max_tokens: in one forward
         pass."""
         found: list[list[float]] = [[] for _ in turns]
         with _enough_memory(f"algorithm.micro_batch_tokens: {max_tokens} tokens in one pass"):
@@ -154,7 +152,7 @@ class PolicyModel:
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
 
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
-        """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and
+        """One step of supervised learning on replies: mean cross-entropy over their tokens. Returns loss and
         grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
@@ -222,8 +220,7 @@ class PolicyModel:
         self._batch.forget()
 
     def state(self) -> dict[str, Any]:
-        """The learned weights, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and plain
-        values."""
+        """The learned weights, the optimizer's moments and steps: tensors (copies, on the CPU) and plain values."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state

@@ -60,7 +60,7 @@ def _probabilities(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
 
 
 def _inverse(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens at which the distribution functions reach `uniform` (never one without weight), and their
+    """Tokens at which distribution functions reach `uniform` (never one without weight), and their
     log-probabilities."""
     total_BV = weight_BV.cumsum(-1, dtype=torch.float64)
     found_B = torch.searchsorted(total_BV, (uniform_B * total_BV[:, -1])[:, None], right=True)[:, 0]

@@ -141,8 +141,7 @@ def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str
 def write_weights(
     folder: Path, iteration: int, modules: Mapping[str, Mapping[str, torch.Tensor]], fingerprint: str
 ) -> None:
-    """Write the weights of each agent into the otherwise empty `folder`, in the form of a checkpoint with weights
-    alone.
+    """Write weights of each agent into the otherwise empty `folder`, in the form of a checkpoint of weights alone.
 
     Raises UserError without the library safetensors.
     """

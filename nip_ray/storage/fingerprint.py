@@ -7,8 +7,7 @@ from typing import Any
 
 
 def fingerprint(config: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that depend only on the content of `config` (plain JSON values), not on the order of its
-    keys.
+    """16 hexadecimal digits that depend only on the content of `config` (plain JSON values), not on the order of keys.
 
     Callers pass the relevant parts, without those that may change between a run and its resumption. Raises TypeError
     for other values.

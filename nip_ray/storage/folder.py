@@ -139,8 +139,7 @@ class RunFolder:
         return plain_config(_read_text(self.path / CONFIG), str(self.path / CONFIG))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Append one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; the operating system has it
-        on return.
+        """Append one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; on return the system has it.
 
         Values are numbers (Python's, numpy's, or tensors with one element), strings, booleans or None. NaN and both
         infinities are written as null: the file stays valid JSON, and the kind is lost. Raises UserError when the file
@@ -162,8 +161,7 @@ class RunFolder:
         self._metrics.append(_line(plain))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All rows of `metrics.jsonl`, without a torn last line. Raises UserError that names a damaged line before the
-        last."""
+        """All rows of `metrics.jsonl`, without a torn last line. Raises UserError naming a damaged line before it."""
         return [row for row, _ in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
 
     def figures(self) -> dict[str, Any]:
@@ -254,8 +252,7 @@ class RunFolder:
         return [name for _, name in sorted(found)]
 
     def rewind_transcripts(self, iteration: int) -> None:
-        """Remove the transcripts of iterations after `iteration`. Raises UserError when the folder cannot be
-        written."""
+        """Remove the transcripts of iterations after `iteration`. Raises UserError if the folder cannot be written."""
         self._require_lock()
         for name in self.transcript_names():
             if int(name.rpartition("-")[2]) > iteration:
@@ -275,8 +272,7 @@ class RunFolder:
         return write_document(self._document(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The content passed to `write_json`. Raises UserError when the document is missing, damaged, or of a newer
-        version."""
+        """The content passed to `write_json`. Raises UserError if it is missing, damaged, or of a newer version."""
         path, how = self._document(name), _MENDED_BY.get(name, "write it again")
         try:
             document = json.loads(_read_text(path))
@@ -310,8 +306,7 @@ class RunFolder:
             cannot_write(self.path, error)
 
     def _require_lock(self) -> None:
-        """A removed lock file no longer excludes others: take the present one. Raises UserError if another process has
-        it."""
+        """A removed lock file excludes nothing: take the present one. Raises UserError if another process has it."""
         if self._lock is None:
             raise RuntimeError(f"{self.path} was not opened for writing")
         if not os.fstat(self._lock.fileno()).st_nlink:
@@ -371,8 +366,8 @@ def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:
 
 
 def json_ready(value: Any) -> Any:
-    """`value` as plain JSON values: mappings, lists and scalars, with tensors and arrays unpacked and non-finite
-    numbers as None.
+    """`value` as plain JSON values: mappings, lists and scalars, tensors and arrays unpacked, non-finite numbers as
+    None.
 
     Raises ValueError for anything else, and for keys that are not strings.
     """
@@ -392,8 +387,7 @@ def json_ready(value: Any) -> Any:
 
 
 def write_document(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write the JSON document at `path` in one step, with its format (after its name) and version; see
-    `RunFolder.write_json`."""
+    """Write the JSON at `path` in one step, with format (after its name) and version; see `RunFolder.write_json`."""
     plain = json_ready(content)
     if {"format", "version"} & set(plain):
         raise ValueError(f"{path.name}: `format` and `version` are ours to write")
@@ -403,8 +397,7 @@ def write_document(path: Path, content: Mapping[str, Any]) -> Path:
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
-    """Write one JSON object per line to `path`, in one step, making its folder. Raises UserError when it cannot be
-    written."""
+    """Write one JSON object per line to `path`, in one step, making its folder. Raises UserError if unwritable."""
     make_parents(path)
     write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
     return path
@@ -467,8 +460,7 @@ def _line(plain: dict[str, Any]) -> bytes:
 
 
 def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple[dict[str, Any], bytes]]:
-    """(object, its line) for each line of `path`, [] when it is missing; with `torn_tail` a truncated last line is left
-    out."""
+    """(object, its line) for each line of `path`, [] if missing; with `torn_tail` a truncated last line is left out."""
     rows, lines = [], lines_of(path)
     for number, line in enumerate(lines, 1):
         row = _parse_line(line, required)

@@ -94,8 +94,7 @@ class Listed:
 
 
 def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None] | None = None) -> list[Path]:
-    """The run folders at or below `folder`, by name. depth: number of levels down. told: called with unreadable
-    folders."""
+    """The run folders at or below `folder`, by name. depth: levels down. told: called with unreadable folders."""
     found: list[Path] = []
 
     def unread(error: OSError) -> None:

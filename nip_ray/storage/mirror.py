@@ -111,8 +111,7 @@ class Store:
         self._system: Any = _open(place)
 
     def files(self) -> dict[str, int]:
-        """name -> bytes, of all files except hidden ones; {} for a place that does not exist. Names are as in the
-        store."""
+        """name -> bytes, of all files except hidden ones; {} for a missing place. Names are as in the store."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self._system.get_file_info(FileSelector(self.place.path, recursive=True, allow_not_found=True))

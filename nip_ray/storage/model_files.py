@@ -12,8 +12,7 @@ NO_TEMPLATE = "its tokenizer has no chat template, name a model that was made to
 
 
 def gguf_in(place: Path) -> Path | None:
-    """The GGUF file at `place`: that file, or the only one in a folder without a config.json. None for anything
-    else."""
+    """The GGUF file at `place`: that file, or the only one in a folder without a config.json. None for any other."""
     if place.suffix.lower() == ".gguf" and place.is_file():
         return place
     found = [] if (place / "config.json").is_file() or not place.is_dir() else _ggufs(place)

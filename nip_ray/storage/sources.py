@@ -44,8 +44,7 @@ def absolute(source: str) -> str:
 
 @contextmanager
 def config_file(source: Path | str) -> Iterator[Path]:
-    """The YAML file of `source`: itself, or the config of a run folder or of a fetched source (for the duration of the
-    context).
+    """The YAML file of `source`: itself, or the config of a run folder or of a fetched source (within the context).
 
     Raises UserError for a folder that is not a run, and for a source that cannot be fetched or has no config.
     """

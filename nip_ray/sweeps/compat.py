@@ -17,8 +17,7 @@ _RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
 
 
 def tuner(*arguments: Any, resumed: bool, **options: Any) -> tune.Tuner:
-    """A Tuner with all these arguments. resumed: with the trials of the experiment in its folder, skipping finished
-    ones.
+    """A Tuner with all these arguments. resumed: with the experiment's trials in its folder, skipping finished ones.
 
     `Tuner.restore` would load searcher, scheduler and callbacks from a pickle, instead of the given ones.
     """

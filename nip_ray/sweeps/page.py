@@ -160,8 +160,7 @@ def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> 
 
 
 def _panels(spec: SweepSpec, summary: Summary) -> "Iterator[Panel]":
-    """The learning curves, and for one or two spaces the metric over each, by the values of the other if these are
-    few."""
+    """The learning curves, and for one or two spaces the metric over each, by the values of the other if few."""
     from nip_ray.evaluation.report.panels import Panel
 
     if series := _curves(summary):

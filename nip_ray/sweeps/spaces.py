@@ -167,8 +167,7 @@ def _range_faults(kind: Kind, numbers: Sequence[Any]) -> list[str]:
 
 
 def examples(space: Space) -> list[Any]:
-    """Values for checking a space: all that are listed, both ends of a range, and mean and ± 4 standard deviations of
-    randn."""
+    """Values for checking a space: listed ones, both ends of a range, and mean and ± 4 standard deviations of randn."""
     if space.listed:
         return list(space.arguments)
     if space.kind == "randn":
@@ -196,7 +195,7 @@ def draw(space: Space, generator: "np.random.Generator") -> Any:
 
 
 def clipped(space: Space, value: Any) -> Any:
-    """`value` within the space: within its ends, a multiple of its step, an integer. Listed values and randn's are
+    """`value` within the space: in its ends, a multiple of its step, an integer. Listed ones and randn's are
     unchanged."""
     if space.listed or space.kind == "randn":
         return value
@@ -238,8 +237,7 @@ def to_pbt(space: Space) -> Any:
 
 
 def from_tune(space: Space, value: Any) -> Any:
-    """The setting of Tune's `value`, within the space's bounds. Raises ValueError for one that the space does not
-    list."""
+    """The setting of Tune's `value`, within the space's bounds. Raises ValueError for one not in the space."""
     if not space.listed:
         return clipped(space, value)
     for own in space.arguments:

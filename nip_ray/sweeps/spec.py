@@ -1,5 +1,4 @@
-"""Read, check and write a sweep file: an experiment config in which any value may be a search space, and a top-level
-key `sweep`.
+"""Read, check and write a sweep file: an experiment config in which any value may be a search space, and a key `sweep`.
 
 Decisions that matter here:
 
@@ -330,7 +329,7 @@ def _setting(values: Mapping[str, Any]) -> str:
 
 
 def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], faults: list[str]) -> list[AnyConfig]:
-    """The configs of all valid examples; reasons for the others go to `faults`, once each, with the setting if it
+    """Configs of all valid examples; reasons for the others go to `faults`, once each, with any setting that
     matters."""
     first = {key: examples(space)[0] for key, space in spaces.items()}
     settings = [first, *({**first, key: value} for key, space in spaces.items() for value in examples(space)[1:])]

@@ -23,8 +23,7 @@ from nip_ray.settings.sweep import SweepSettings
 
 Status = Literal["done", "stopped", "failed", "unfinished"]
 STATUSES: tuple[Status, ...] = ("done", "stopped", "failed", "unfinished")
-"""Ran to its end; stopped early by the scheduler; failed for good; neither yet (the sweep was interrupted, or out of
-time)."""
+"""Ran to its end; stopped early by the scheduler; failed for good; neither yet (interrupted, or out of time)."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +237,7 @@ def number(value: float | None) -> str:
 
 
 def each(figures: Sequence[float]) -> str:
-    """The value of each of several seeds, or of many the smallest and the largest; "" for one, which is its own
-    mean."""
+    """The value of each of several seeds, or of many the smallest and largest; "" for one, which is its own mean."""
     if len(figures) > SEEDS_SHOWN:
         return f"{number(min(figures))} to {number(max(figures))}"
     return ", ".join(map(number, figures)) if len(figures) > 1 else ""

@@ -132,8 +132,7 @@ class RunTrainable(tune.Trainable, Generic[AnyWork, Config]):
         Path(checkpoint_dir, POINTER).write_text(json.dumps({"format": self.format, "version": 1, **self.place()}))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Store the point to continue from; see `step`. Raises UserError for content that `save_checkpoint` did not
-        write."""
+        """Store the point to continue from; see `step`. Raises UserError for content not by `save_checkpoint`."""
         found = json.loads(Path(checkpoint_dir, POINTER).read_text())
         if found.get("format") != self.format or found.get("version") != 1:
             raise UserError(f"{checkpoint_dir}: no checkpoint of the format {self.format}, or one of a newer version")

@@ -97,8 +97,7 @@ def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
 
 
 def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.RunConfig:
-    """The place of Tune's own state, and its retries. All its checkpoints are kept: they are pointers into the run
-    folders."""
+    """Place of Tune's own state, and its retries. All its checkpoints are kept: they point into the run folders."""
     failures = 0 if spec.settings.fail_fast else spec.settings.max_failures
     return tune.RunConfig(
         name=TUNE,
@@ -290,8 +289,8 @@ class _Asha(ASHAScheduler):
 
 
 class _Population(PopulationBasedTraining):
-    """Tune's, in which a restarted member (a lost process, a resumed sweep) is not compared before its next interval is
-    over."""
+    """Tune's, in which a restarted member (a lost process, a resumed sweep) is compared only after its next
+    interval."""
 
     def __init__(self, clock: str, interval: int, **options: Any) -> None:
         super().__init__(time_attr=clock, perturbation_interval=interval, **options)

@@ -178,8 +178,7 @@ def job_key(run_id: str, iteration: int, group: str, data: bytes, method: Method
 
 
 def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
-    """The first attempt, from 0, whose job has not failed or been cancelled by the journal; `key_of` gives an attempt's
-    key.
+    """The first attempt, from 0, whose job is not failed or cancelled in the journal; `key_of` gives an attempt's key.
 
     The trainer calls this before `ensure_job`. Since a failure stops the training, a new attempt is made only after a
     resume.
@@ -325,8 +324,7 @@ async def _cancel_others(
     found: list[FineTuneJob] | None = None,
     last: bool = False,
 ) -> bool:
-    """Cancel the other jobs with this key; return True if some keep running. found: all jobs. last: there is no later
-    look."""
+    """Cancel the other jobs with this key; return True if some keep running. found: all jobs. last: no later look."""
     go_on = False
     for job in await backend.find(key) if found is None else found:
         if job.id == kept:

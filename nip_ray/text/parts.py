@@ -1,5 +1,4 @@
-"""The parts of a run of language agents: scenario, items, providers, budget, journal of jobs; and its state
-(`TextState`).
+"""Parts of a run of language agents: scenario, items, providers, budget, journal of jobs; and its state (`TextState`).
 
 Decisions that matter here:
 - `prepare` reads all user input (plugins, prompts, data) and `check_providers` queries every hosted provider for the
@@ -337,8 +336,7 @@ class Parts:
 
 
 async def check_providers(config: TextExperimentConfig, known: Sequence[str] = ()) -> list[str]:
-    """Query every hosted provider for its models and methods. Raises UserError for missing ones, before anything is
-    paid for.
+    """Query every hosted provider for its models and methods. Raises UserError for missing ones, before any payment.
 
     known: results of earlier checks, which are not repeated: a method is checked by a job that the provider has to
     refuse.
@@ -422,8 +420,7 @@ def base_state(config: TextExperimentConfig, state: TextState) -> TextState:
 
 
 def with_base_models(config: TextExperimentConfig, state: TextState) -> TextState:
-    """`state` with the models of the base run's iteration of the same number. Raises UserError if it has no such
-    iteration."""
+    """`state` with the models of the base run's iteration of the same number. Raises UserError if there is none."""
     run_dir = "" if config.base_run is None else config.base_run.run_dir
     history = _other(run_dir).history
     if not history:

@@ -1,5 +1,4 @@
-"""Trackers of a run's metrics and files: Weights & Biases, TensorBoard, MLflow, OpenTelemetry, an object store, metrics
-of Ray.
+"""Trackers of metrics and files: Weights & Biases, TensorBoard, MLflow, OpenTelemetry, an object store, Ray's metrics.
 
 Decisions that matter here:
 - all enabled trackers are behind one object, which its caller need not guard: a tracker that raises costs one warning,
@@ -26,7 +25,7 @@ __all__ = ["TRACKERS", "RunInfo", "Tracker", "TrackerKind", "check_trackers", "o
 
 @dataclass(frozen=True)
 class TrackerKind:
-    """enabled: True if the settings enable it. check: raises UserError if it cannot start. open: begins to track a
+    """enabled: True if the settings enable it. check: raises UserError if it cannot start. open: starts tracking a
     run."""
 
     enabled: Callable[[TrackingSettings], bool]

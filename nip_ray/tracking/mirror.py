@@ -1,5 +1,4 @@
-"""An object store: a copy of the run folder under `tracking.mirror.url`, from which it can be resumed on another
-machine.
+"""An object store: a copy of the run folder under `tracking.mirror.url`, to resume it on another machine.
 
 Decisions that matter here:
 - the state of the folder is copied, not its changes: a pass compares both sides and copies all differences. So passes
@@ -44,8 +43,7 @@ _LOOKS = 10
 
 
 def check(settings: MirrorSettings) -> None:
-    """Raise UserError for an invalid address, one with credentials, or a store that the installed pyarrow does not
-    support."""
+    """Raise UserError for an invalid address, one with credentials, or a store unsupported by the installed pyarrow."""
     check_library(place_of(settings.url or "", KEY), KEY)
 
 
@@ -145,8 +143,7 @@ class _Mirror:
 
 
 class Copier:
-    """Synchronises the copy of one run folder. run_id: its owner. resumed_from: the iteration that the run continues
-    from."""
+    """Synchronises one run folder's copy. run_id: its owner. resumed_from: the iteration it continues from."""
 
     def __init__(self, run_dir: Path, place: Place, run_id: str, resumed_from: int) -> None:
         self.place = place
@@ -228,8 +225,7 @@ class Copier:
             return None
 
     def _put_checkpoint(self, number: int, files: Mapping[str, BinaryIO] | None) -> bool:
-        """Upload a checkpoint's files, the manifest last; a replaced one loses its manifest first. False without
-        `files`."""
+        """Upload a checkpoint's files, the manifest last; a replaced one's is removed first. False without `files`."""
         if files is None:
             return False
         manifest = manifest_of(number)

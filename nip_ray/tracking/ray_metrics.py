@@ -30,8 +30,7 @@ _AGENT = r"(?P<agent>[^/]+)"
 
 @dataclass(frozen=True)
 class RayMetric:
-    """kind: a histogram is of seconds. keys: a regular expression of whole keys of docs/metrics.md; its named groups
-    are tags."""
+    """kind: a histogram is of seconds. keys: a regex of whole keys of docs/metrics.md; its named groups are tags."""
 
     kind: Literal["gauge", "counter", "histogram"]
     keys: str

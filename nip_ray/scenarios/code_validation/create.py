@@ -40,8 +40,7 @@ def write_code_items(
 
 
 def check_place(path: Path, replace: bool) -> None:
-    """Raise UserError, before any work, if `path` is not a .jsonl file, cannot be written, or exists and must not be
-    replaced."""
+    """Raise UserError, before any work, if `path` is not a .jsonl file, is not writable, or must not be replaced."""
     if path.suffix != ".jsonl":
         raise UserError(f"--out {path}: expected a .jsonl file")
     refuse_unwritable(path)

@@ -102,8 +102,7 @@ def _is_set(value: Any) -> bool:
 
 
 def download(repository: str, split: str) -> list[Row]:
-    """The rows of a split of a data set on the hub. Raises UserError without the extra `hf`, or if the hub is
-    unreachable."""
+    """Rows of a split of a data set on the hub. Raises UserError without the extra `hf` or if it is unreachable."""
     try:
         from datasets import load_dataset
     except ImportError:

@@ -1,5 +1,4 @@
-"""System prompts: Jinja templates, one for each protocol and agent, which a user's folder may override; and their
-variables.
+"""System prompts: Jinja templates, one per protocol and agent, which a user's folder may override; and their variables.
 
 Decisions that matter here:
 - templates are read once, as text, into a picklable value: a worker on another machine needs no folder;
@@ -276,8 +275,7 @@ def _syntax_tree(prompts: Prompts, name: str) -> Any:
 
 
 def _referenced(prompts: Prompts, name: str, node: Any) -> list[str]:
-    """Literal names in an include, import or extends; lists of alternatives and computed names are left to
-    rendering."""
+    """Literal names in include, import or extends; lists of alternatives and computed names are left to rendering."""
     wanted = getattr(node.template, "value", None)
     if not isinstance(wanted, str) or getattr(node, "ignore_missing", False):
         return []
@@ -385,8 +383,7 @@ SAMPLE = CodeItem(
 
 
 def check_prompts(scenario: "CodeValidation") -> None:
-    """Check every template that the protocol needs and render it for a sample item, with either stance and every role
-    in `told`.
+    """Check the protocol's templates and render them for a sample item, with either stance and every role in `told`.
 
     Raises UserError, with file and line, for: no template, a syntax error, an unknown variable, an unknown template to
     include, an error while rendering, or an empty prompt.

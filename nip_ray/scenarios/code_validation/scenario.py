@@ -185,8 +185,7 @@ class CodeValidation(LanguageScenario):
         return chat
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """Parse `agent`'s reply in the next round. Raises InvalidReply; see
-        `nip_ray.scenarios.code_validation.parse`."""
+        """Parse `agent`'s next reply. Raises InvalidReply; see `nip_ray.scenarios.code_validation.parse`."""
         channels = rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
         if self._chooses(dialogue, agent):
             return Parsed(read_reply(reply, channels, self.roles[agent].headers, None).messages, read_side(reply))
@@ -233,8 +232,7 @@ class CodeValidation(LanguageScenario):
         return write_reply(fields, {}, self.scale, float(label)) if fields else self.scale.decision(float(label))
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
-        """Random letters; a verifier rejects, accepts or, three times out of five, asks, as in the published dummy
-        API."""
+        """Random letters; a verifier rejects, accepts or, three times in five, asks, as in the published dummy API."""
         r = len(dialogue.rounds)
         random = Random(stable_seed(seed, "dummy reply", dialogue.item.id, dialogue.seed, r, agent))
         fields = self.reply_fields(agent)
@@ -254,8 +252,7 @@ class CodeValidation(LanguageScenario):
         return agent == self.protocol.chooser and len(dialogue.rounds) == self.protocol.choice_round
 
     def _shown(self, dialogue: Dialogue, agent: str, r: int, rules: Rulebook) -> Chat:
-        """The part of round `r` in the chat of `agent`: its own reply, then the messages it read, channel by
-        channel."""
+        """Part of round `r` in the chat of `agent`: its own reply, then the messages it read, channel by channel."""
         turns, speakers = dialogue.rounds[r], rules.speakers(r, dialogue.seed)
         shown: Chat = [
             {"role": "assistant", "content": turn.raw} for turn in turns if turn.agent == agent and not turn.invalid

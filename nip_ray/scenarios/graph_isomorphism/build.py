@@ -19,8 +19,7 @@ _DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as in the option texts
 def build_graph_isomorphism(
     protocol: Protocol, settings: GraphIsomorphismSettings, dataset: str | None = None
 ) -> GraphIsomorphism:
-    """The scenario of `settings` under `protocol`. dataset: a file of pairs for evaluation in place of the held-out
-    ones.
+    """The scenario of `settings` under `protocol`. dataset: a file of pairs for evaluation instead of held-out ones.
 
     Raises UserError for unusable data, unknown agents, and unavailable compiled kernels.
     """

@@ -87,8 +87,7 @@ class GraphPairs:
         return GraphPairs(self.adjacency_P2nn[index], self.size_P[index], self.wl_score_P[index])
 
     def truncate(self, num_pairs: int, seed: int) -> "GraphPairs":
-        """At most `num_pairs` random pairs, as close to half isomorphic and half not as the data allow, in random
-        order.
+        """At most `num_pairs` random pairs, as close to half isomorphic, half not as the data allow, in random order.
 
         With the same seed a shorter truncation is contained in a longer one of the same data as long as neither class
         runs out. If the data have no more than `num_pairs` pairs, all are kept, in a random order.

@@ -1,5 +1,4 @@
-"""Generate pairs of graphs with the published composition: half isomorphic, half distinguished by 1, 2 or 3 and more
-rounds.
+"""Generate pairs of graphs with the published composition: half isomorphic, half distinguished by 1, 2 or 3+ rounds.
 
 Decisions that matter here:
 
@@ -191,8 +190,7 @@ def _spread(total: int, places: int, rng: np.random.Generator) -> Int:
 
 
 def _score_quotas(count: int, settings: GeneratorSettings, n: int) -> dict[int, int]:
-    """Pairs with score 1, 2 and 3 or more in a cell of `count` non-isomorphic pairs. Raises UserError if none can
-    exist."""
+    """Pairs with score 1, 2 and 3+ in a cell of `count` non-isomorphic pairs. Raises UserError if none can exist."""
     share_1, share_2 = settings.non_iso_prop_score_1, settings.non_iso_prop_score_2
     one, two = int(count * share_1 + 1e-9), int(count * share_2 + 1e-9)
     if share_1 + share_2 > 1 - 1e-9:  # rounding remainders must not become a score that was not requested
@@ -297,8 +295,7 @@ class _Pool:
         return _dense(edge, self.n).reshape(*index.shape, self.n, self.n)
 
     def partners(self, score: int) -> "_Partners":
-        """All pairs of unused graphs that agree after `score` - 1 rounds and differ after `score` rounds (for 3:
-        later)."""
+        """All pairs of unused graphs that agree after `score` - 1 rounds and differ after `score` rounds (3: later)."""
         return _Partners(self.hashes[score - 1], self.hashes[score], ~self.used)
 
 
@@ -345,8 +342,8 @@ def _once_each(pair_M2: Int, used: Bool) -> Bool:
 
 
 def _negative_pairs(pool: _Pool, quota: dict[int, int], ledger: _Ledger) -> tuple[Byte, npt.NDArray[np.int32]]:
-    """Non-isomorphic pairs of one cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of 3 or
-    more."""
+    """Non-isomorphic pairs of one cell: adjacency (M, 2, n, n) and exact scores (M,). `quota[3]` counts scores of
+    3+."""
     parts = [(np.empty((0, 2, pool.n, pool.n), dtype=np.uint8), np.empty(0, dtype=np.int32))]
     missing = {score: number for score, number in quota.items() if number}
     size, limit = max(_FIRST_POOL, 16 * sum(quota.values())), max(_MAX_POOL, 64 * sum(quota.values()))

@@ -14,8 +14,7 @@ MAX_STEPS = 200_000  # of one search; graphs of a data set take about as many as
 
 
 def isomorphic(first_nn: torch.Tensor, second_nn: torch.Tensor) -> bool:
-    """True if two graphs (n, n), without padding, are isomorphic, by search among maps that keep the refined
-    colours."""
+    """True if two graphs (n, n), without padding, are isomorphic, by search of maps that keep the refined colours."""
     n = len(first_nn)
     if second_nn.shape != first_nn.shape:
         return False

@@ -90,8 +90,7 @@ class GraphBody(nn.Module):
     def represent(
         self, gnn_SMVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Graph representations (N, G, R) and node representations (N, G, V, R); parts that are not requested are
-        empty.
+        """Graph representations (N, G, R) and node representations (N, G, V, R); parts not requested are empty.
 
         side_N: the graph whose nodes are requested in each row, returned as (N, 1, V, R); None for both.
         """
@@ -128,8 +127,7 @@ class GraphBody(nn.Module):
         return not noisy and not odd and len(self.layers) > 0
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
-        """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the order of the pair, by the
-        settings."""
+        """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the pair's order, by the settings."""
         pooled = h_NGVD.sum(2)
         if self.batch_norm is not None:
             pooled = self.batch_norm(pooled.flatten(0, 1)).view(pooled.shape)

@@ -1,5 +1,4 @@
-"""Graph isomorphism as a scenario: a message names one node of one of two graphs; the label is 1 if they are
-isomorphic."""
+"""Graph isomorphism as a scenario: a message names a node of one of two graphs; label 1 if they are isomorphic."""
 
 from collections.abc import Mapping
 from typing import Any

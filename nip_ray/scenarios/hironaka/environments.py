@@ -41,8 +41,7 @@ _NOT_OF_THE_GAME = ("name", "agents", "num_train", "num_test", "rho_games")
 
 
 class Games:
-    """Games of one learner, shared by the environments below. class_B: the host's choice if the learner is the
-    agent."""
+    """Games of a learner, shared by the environments below. class_B: the host's choice if the learner is the agent."""
 
     def __init__(
         self, role: Role, opponent: str | Player, illegal_reward: float, settings: HironakaSettings, device: str = "cpu"

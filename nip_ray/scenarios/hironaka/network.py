@@ -125,8 +125,7 @@ class Body(nn.Module):
 
 
 class HironakaAgent(nn.Module):
-    """A learned host (moves: its classes) or agent (moves: coordinates). num_symbols: S, the alphabet, at least as
-    many."""
+    """A learned host (moves: classes) or agent (moves: coordinates). num_symbols: S, the alphabet, at least as many."""
 
     def __init__(
         self,
@@ -149,8 +148,7 @@ class HironakaAgent(nn.Module):
     def forward(
         self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True
     ) -> tuple[Policy | None, Tensor | None]:
-        """The move distribution and the value (N,) of N turns, each only if requested. obs: see
-        `positions.Rules.view`."""
+        """Move distribution and value (N,) of N turns, each only if requested. obs: see `positions.Rules.view`."""
         policy = value = None
         hidden = self.policy_body(obs) if want_policy or self.value_body is None else None
         if want_policy and hidden is not None:

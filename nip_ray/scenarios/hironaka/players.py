@@ -81,8 +81,7 @@ class Fixed(Player):
 
 
 class Zeillinger(Player):
-    """Of all pairs of points the difference v with the smallest (L, S): {coordinate of its minimum, coordinate of its
-    maximum}.
+    """Of all pairs of points the difference v with the smallest (L, S): coordinates {of its minimum, of its maximum}.
 
     L = max v - min v; S = joint count of the maximum and the minimum in v. The first of several minima, and of several
     pairs; coordinates 0 and 1 if v is constant.
@@ -179,8 +178,7 @@ AGENTS: dict[str, Callable[[int], Player]] = {
 
 
 def scripted(role: Role, name: str, dimension: int) -> Player:
-    """The scripted player of that name, written with underscores or hyphens. Raises UserError for an unknown name or
-    role."""
+    """The scripted player of a name with underscores or hyphens. Raises UserError for an unknown name or role."""
     tables = {"host": HOSTS, "agent": AGENTS}
     if role not in tables:
         raise UserError(f"role: got {role!r}, expected host or agent")

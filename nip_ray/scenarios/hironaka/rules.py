@@ -55,8 +55,7 @@ def legal(choice_BD: Tensor, axis_B: Tensor) -> Tensor:
 
 
 def shift(points_BMD: Tensor, choice_BD: Tensor, axis_B: Tensor) -> Tensor:
-    """The move: coordinate `axis_B` of each point becomes the sum of its chosen coordinates. An illegal move changes
-    nothing."""
+    """The move: coordinate `axis_B` of each point becomes the sum of its chosen ones. Illegal moves change nothing."""
     x_MDB = planes(points_BMD)
     factor_DB = choice_BD.T.to(x_MDB.dtype)
     total_MB = x_MDB[:, 0] * factor_DB[0]

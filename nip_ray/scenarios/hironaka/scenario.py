@@ -115,8 +115,7 @@ class Hironaka(Scenario):
 
 
 def build_hironaka(protocol: Protocol, settings: Any) -> Hironaka:
-    """The scenario of `settings` (HironakaSettings). Raises UserError for another protocol than its own, or unusable
-    players."""
+    """The scenario of `settings` (HironakaSettings). Raises UserError for another protocol, or unusable players."""
     if protocol.name != "hironaka":
         raise UserError(f"protocol.name: this game is played under 'hironaka' alone (got {protocol.name!r})")
     unknown = set(settings.agents) - {*ROLES, "_default"}

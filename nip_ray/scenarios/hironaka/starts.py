@@ -1,5 +1,4 @@
-"""Random starts by number: the points of instance i are a function of (seed, i) alone, on every device and in every
-process.
+"""Random starts by number: the points of instance i depend on (seed, i) alone, on every device and process.
 
 Decisions that matter here:
 - numbers are hashed, not drawn from a stream: there is no table of instances, and one start costs as much as any other;

@@ -112,8 +112,7 @@ def _must_be_fixed(host: Player) -> None:
 
 
 def _answers(game: Game, host: Player, state: State) -> tuple[State, Tensor, Tensor, Tensor]:
-    """All positions after one round, the host's classes (B,), and of each position its parent's index and the
-    answer."""
+    """All positions after one round, the host's classes (B,), and each position's parent's index and the answer."""
     class_B = host(state.points, None, None).argmax(1)
     parent_N, axis_N = game.choices_KD[class_B].nonzero(as_tuple=True)
     after, _ = game.step(state.select(parent_N), class_B[parent_N], axis_N)

@@ -19,8 +19,7 @@ from nip_ray.settings.image_classification import ImageAgentSettings, ImageClass
 def build_image_classification(
     protocol: Protocol, settings: ImageClassificationSettings, dataset: str | None = None
 ) -> ImageClassification:
-    """The scenario of `settings` under `protocol`. dataset: a parquet file or folder of images in place of the held-out
-    ones.
+    """The scenario of `settings` under `protocol`. dataset: a parquet file or folder instead of the held-out ones.
 
     Raises UserError for unusable data or weights, or unknown agents.
     """

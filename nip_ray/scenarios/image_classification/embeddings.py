@@ -164,8 +164,7 @@ def fit_stem(network: nn.Module, state: Mapping[str, Tensor]) -> None:
 def put_weights(
     network: nn.Module, state: Mapping[str, Tensor], heads: tuple[str, ...], model: PretrainedModel
 ) -> None:
-    """Load `state`, without the modules `heads` (dotted names), which are not used. Raises UserError unless the rest
-    fits."""
+    """Load `state`, without the modules `heads` (dotted names), not used. Raises UserError unless the rest fits."""
     own = network.state_dict()
     given = {
         name: value

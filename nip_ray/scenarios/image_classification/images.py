@@ -282,8 +282,7 @@ _WORD = re.compile(r"(?:^|[^a-z])(train|test|valid|val(?![a-z])|extra(?![a-z]))"
 
 
 def files_of(settings: ImageDataSettings) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The parquet files of the (training, held-out) images; () for other sources, or for a share of the training
-    images.
+    """The parquet files of the (training, held-out) images; () for other sources, or a share of the training images.
 
     Raises UserError for missing files, for a folder without files of the split, and for a file that would be in both.
     """
@@ -305,8 +304,7 @@ def files_of(settings: ImageDataSettings) -> tuple[tuple[Path, ...], tuple[Path,
 
 
 def parquet_files(path: str | Path, split: Split, subset: str | None = None) -> tuple[Path, ...]:
-    """`path` itself, or of a folder the files of `split`; all, if none has a split. subset: a subfolder to use if it
-    exists.
+    """`path` itself, or of a folder the files of `split`; all if none has a split. subset: a subfolder to use if any.
 
     Raises UserError if there is no such file.
     """

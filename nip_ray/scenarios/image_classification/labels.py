@@ -16,8 +16,7 @@ from nip_ray.settings.image_classification import SOURCES, ImageDataSettings, nu
 
 
 def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_classes: int) -> tuple[Tensor, Tensor]:
-    """(K,) int64 indices of the images that are used, increasing, and their labels (K,) int64, for the split "train" or
-    "test".
+    """(K,) int64 increasing indices of the images in use, and their labels (K,) int64, for the split "train" or "test".
 
     num_classes: of both splits together; see `num_classes_of`.
 

@@ -1,5 +1,4 @@
-"""An agent's networks in image classification: bodies (a trunk over image and messages) and heads; and the random
-agent.
+"""An agent's networks in image classification: bodies (trunk over image and messages) and heads; and the random agent.
 
 Decisions that matter here:
 - messages enter twice, as published: the whole history as maps beside the image, spread to its size, and the latest
@@ -27,8 +26,7 @@ from nip_ray.settings.image_classification import ImageAgentSettings
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Sizes of the images, the grid that messages point into, and an agent's feature maps (embedding_channels 0:
-    none)."""
+    """Sizes of the images, the grid messages point into, and an agent's feature maps (embedding_channels 0: none)."""
 
     channels: int
     height: int
@@ -65,8 +63,8 @@ class ImageBody(nn.Module):
     def latent(
         self, image_NCHW: Tensor, history_NFhw: Tensor, latest_NLhw: Tensor, embedding_NEhw: Tensor | None
     ) -> Tensor:
-        """(N, D, h, w): the trunk's map, followed by the latest messages. image_NCHW: from 0 to 1; the trunk sees -1 to
-        1."""
+        """(N, D, h, w): the trunk's map, followed by the latest messages. image_NCHW: in [0, 1]; the trunk sees [-1,
+        1]."""
         size = self.shape.height, self.shape.width
         parts = [F.interpolate(history_NFhw, size, mode="nearest"), image_NCHW * 2 - 1]
         if embedding_NEhw is not None:

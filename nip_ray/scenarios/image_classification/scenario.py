@@ -131,8 +131,7 @@ class ImageClassification(NamingScenario):
         }
 
     def _in_part(self, whole_NCHW: Tensor, agent: str, reads: Sequence[int], said: Dialogue) -> Tensor:
-        """The images with means for all parts but those that agents other than `agent` have named in the channels
-        `reads`."""
+        """The images with means for all parts but those that others than `agent` named in the channels `reads`."""
         others = [index for index, other in enumerate(self.protocol.agents) if other != agent]
         named_NX = said.main[:, :, others][:, :, :, list(reads)].flatten(1)
         shown = torch.zeros(len(named_NX), self.num_symbols + 1, device=named_NX.device)

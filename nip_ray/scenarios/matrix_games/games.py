@@ -1,5 +1,4 @@
-"""The interface of a game, the matrix games, and exact values and best responses of memory-one policies in repeated
-ones.
+"""Interface of a game, the matrix games, and exact values and best responses of memory-one policies in repeated ones.
 
 A game does not use networks or tokens: moves are ``move_NRA``, (N copies, R rounds, 2 players) int64, -1 for none.
 States are numbered from 0 for each player; policies are tables over them. Of a matrix game a player's table is (states,
@@ -92,12 +91,10 @@ class Game(ABC):
 
 
 class RepeatedGame(Game):
-    """A matrix game in `rounds` rounds, whose players remember the last one; see the module for the numbering of
-    states."""
+    """A matrix game in `rounds` rounds, with memory of the last one; see the module for the numbering of states."""
 
     def __init__(self, pay_ANM: Tensor, rounds: int, own_figures: Callable[[Tables], Figures] | None = None) -> None:
-        """pay_ANM: (2, moves of player0, moves of player1) float64, the pay of each. own_figures: metrics of this
-        game."""
+        """pay_ANM: (2, moves of player0, moves of player1) float64, the pay of each. own_figures: of this game."""
         self.pay_ANM, self.rounds, self.own_figures = pay_ANM, rounds, own_figures
         first, second = pay_ANM.shape[1:]
         self.actions = (first, second)
@@ -118,8 +115,7 @@ class RepeatedGame(Game):
         return Judgement(reward_AN.T.float(), torch.zeros_like(round_N, dtype=torch.bool))
 
     def _moves(self, move_NRA: Tensor, round_N: Tensor, player: int) -> tuple[Tensor, Tensor]:
-        """A player's own and the other's moves (N,) of a round; a symbol beyond a player's moves counts as its last
-        move."""
+        """A player's own and the other's moves (N,) of a round; a symbol beyond its moves counts as its last."""
         move_NA = move_NRA[torch.arange(len(round_N), device=round_N.device), round_N].clamp_min(0)
         own_N, other_N = (move_NA[:, p].clamp(max=self.actions[p] - 1) for p in (player, 1 - player))
         return own_N, other_N

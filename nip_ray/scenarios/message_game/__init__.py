@@ -1,2 +1,1 @@
-"""A small game of messages for small MLPs: fast enough for tests and for measuring the cost of play and learning
-alone."""
+"""A small game of messages for small MLPs: fast enough for tests and for measuring the cost of play and learning."""

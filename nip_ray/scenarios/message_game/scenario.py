@@ -72,8 +72,7 @@ class MessageGame(Scenario):
 
 
 class MessageAgent(nn.Module):
-    """One hidden layer that policy and value share; `random` agents return constant zero logits and have nothing to
-    train."""
+    """One hidden layer that policy and value share; `random` agents return constant zero logits and train nothing."""
 
     def __init__(
         self, settings: MessageAgentSettings, num_in: int, num_symbols: int, decides: bool, num_channels: int = 1

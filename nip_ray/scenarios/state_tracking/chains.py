@@ -61,8 +61,7 @@ class Chains:
 
 
 def draw_chains(settings: ChainSettings, seed: int) -> Chains:
-    """The chains of `seed`: `num_train` of training, then `num_test` held out. Raises UserError if there are not
-    enough."""
+    """Chains of `seed`: `num_train` for training, then `num_test` held out. Raises UserError if there are too few."""
     count = settings.num_train + settings.num_test
     exist = NUM_STATES * settings.num_generators**settings.length
     if count > exist:

@@ -150,7 +150,7 @@ _SIZES = {"M": NUM_STATES, "Q": len(WORDS), "R": 2, "O": 2, "C": 2}
 
 
 def worst_acceptance(chains: Chains, estimates: Asked, accepts: Asked) -> Tensor:
-    """(I,) float64: the probability that each claim is accepted with its best prover (for false claims: the soundness
+    """(I,) float64: the probability of accepting each claim with its best prover (for false claims: the soundness
     error)."""
     value, width = _ask(chains, 1, accepts, "QROC"), 1
     same_MB = torch.eye(NUM_STATES, dtype=torch.bool)
@@ -222,8 +222,7 @@ def _contradicts(pair: int, stated: int) -> bool:
 
 
 def _ask(chains: Chains, width: int, asked: Asked, axes: str) -> Tensor:
-    """(I, J, A, B, *axes) float64, and (..., 9) for an estimator: `asked` at all claims of `width` moves, reachable or
-    not."""
+    """(I, J, A, B, *axes) float64, (..., 9) for an estimator: `asked` at claims of `width` moves, reachable or not."""
     shape = (len(chains.claim_I), chains.length // width, NUM_STATES, NUM_STATES, *(_SIZES[axis] for axis in axes))
     item_N, interval_N, low_N, high_N, *more = (
         column.reshape(-1).to(chains.claim_I.device)

@@ -68,8 +68,7 @@ def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
 def reply_shares(
     probabilities: Probabilities, agent: str, chats: Sequence[Chat], replies: Sequence[str], attempts: int
 ) -> tuple[Tensor, Tensor]:
-    """((N, replies) the probability that each is the reply used, (N, 1) that none is), float64; equal chats are queried
-    once."""
+    """((N, replies) the probability of each reply, (N, 1) of none), float64; equal chats are queried once."""
     number: dict[str, int] = {}
     place_N = torch.tensor([number.setdefault(chat[0]["content"], len(number)) for chat in chats])
     different = [[{"role": "user", "content": content}] for content in number]

@@ -51,8 +51,7 @@ from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
 
 @dataclass(frozen=True)
 class Dispute:
-    """The remaining interval of a bisection: its ends, the states committed there, and the one in the middle, if
-    any."""
+    """Remaining interval of a bisection: its ends, the states committed there, and the one in the middle, if any."""
 
     low: int
     high: int
@@ -196,8 +195,7 @@ class StateTrackingInWords(LanguageScenario):
         replies: Sequence[str],
         at: Positions,
     ) -> Tensor:
-        """See `Chances`; equal chats, such as those of one move, are queried once. Of two replies: the chance of the
-        second.
+        """See `Chances`; equal chats, such as those of one move, are queried once. Of two replies: that of the second.
 
         Replies outside the choices are retried and finally count as the first (see `choices`); a verifier without a
         verdict is wrong.
@@ -239,7 +237,7 @@ class StateTrackingInWords(LanguageScenario):
         return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
-        """The verifier's chat except under bisection: the chain, with committed states between its moves, or with one
+        """The verifier's chat except under bisection: the chain with committed states between its moves, or one
         move."""
         said = ["start", STATES[item.states[0]], "moves"]
         for place, move in enumerate(item.moves, 1):

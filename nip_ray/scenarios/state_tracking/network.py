@@ -28,8 +28,7 @@ to which the middle leads; the estimates of the claim and of its parts; and the 
 
 
 class ChainBody(nn.Module):
-    """Sums the embeddings of each token, then attends. The same sizes for every agent, so that bodies can be
-    transferred."""
+    """Sums the embeddings of each token, then attends. Same sizes for every agent, so bodies can be transferred."""
 
     def __init__(self, settings: StateAgentSettings, length: int, role_L: Tensor) -> None:
         super().__init__()

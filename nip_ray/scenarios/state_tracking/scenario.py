@@ -163,8 +163,7 @@ class StateTracking(Scenario):
             return StateAgent(self.agents[agent], self.settings.length, role_L, says, slots, shape, decides, told)
 
     def _voice(self, agent: str) -> tuple[Says, Tensor, Tensor]:
-        """The kind of symbols of `agent`, the tokens they are read off, and the roles of all its tokens; see
-        `StateAgent`."""
+        """The kind of symbols of `agent`, their tokens, and the roles of all its tokens; see `StateAgent`."""
         if self.walks is not None:
             role_L = torch.tensor(ROLES[agent == self.protocol.verifier])
             says: Says = {self.seats.committer: "part", self.seats.estimator: "pair"}.get(agent)  # type: ignore[assignment]

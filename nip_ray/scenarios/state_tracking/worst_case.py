@@ -85,8 +85,7 @@ def acceptance_of_truth(chains: Chains, question_IT: Tensor, accepts: Chances) -
 
 
 def truthful(chains: Chains) -> Chances:
-    """The best opponent of lies: it keeps the right half if the committed middle is the true state, else the left
-    half."""
+    """The best opponent of lies keeps the right half if the committed middle is the true state, else the left half."""
 
     def keeps_right(at: Positions) -> Tensor:
         return (chains.state_IP[at.item_N, (at.low_N + at.high_N) // 2] == at.middle_N).double()

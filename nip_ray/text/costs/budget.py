@@ -53,8 +53,7 @@ class Reservation:
 
 
 class BudgetLike(Protocol):
-    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in
-    dollars."""
+    """The payer of calls and jobs: a `Budget` of this process, or a `SharedBudget`. in_usd: limited in dollars."""
 
     in_usd: bool
 
@@ -182,8 +181,7 @@ class Budget:
                 return
 
     def _message(self, amount: Amount) -> str:
-        """The used, held and requested amounts and the smallest sufficient limit, in the unit of the limit that is in
-        the way."""
+        """The used, held and requested amounts and the smallest sufficient limit, in the unit of the binding limit."""
         parts = (self._used, self._held, amount, self._used + self._held + amount)
         limit = self._settings.tokens
         if limit is not None and parts[-1].tokens > limit:
@@ -230,8 +228,7 @@ class Throttle(Protocol):
 
 
 class Bucket:
-    """One token bucket, without a clock of its own. level: what may go out now; negative after a call larger than the
-    bucket."""
+    """One token bucket, without a clock. level: what may go out now; negative after a call larger than the bucket."""
 
     def __init__(self, per_minute: float | None, now: float) -> None:
         """per_minute: its fill rate (None: unlimited)."""

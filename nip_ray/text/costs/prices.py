@@ -104,8 +104,7 @@ def call_cost(price: Price, prompt_tokens: int, completion_tokens: int, cached_t
 
 
 def worst_prompt_tokens(messages: Chat) -> int:
-    """The most tokens that `messages` can be: one per byte of UTF-8, plus the chat template around each message and the
-    reply."""
+    """The most tokens of `messages`: one per byte of UTF-8, plus the chat template of each message and the reply."""
     return _bytes(messages) + OVERHEAD_TOKENS * (len(messages) + 1)
 
 
@@ -193,8 +192,7 @@ class ModelSpending:
 
 @dataclass
 class Spending:
-    """Exact sums of spending. models: by name. uncertain: maximum for attempts without an answer that may have been
-    billed."""
+    """Exact sums of spending. models: by name. uncertain: maximum for attempts with no answer, maybe billed."""
 
     models: dict[str, ModelSpending] = field(default_factory=dict)
     jobs: int = 0

@@ -173,8 +173,7 @@ def limiter_name(base_url: str, api_key: str) -> str:
 def limiter_actor(
     base_url: str, api_key: str, requests_per_minute: float | None = None, tokens_per_minute: float | None = None
 ) -> Any:
-    """The actor, a `Limiter`, that keeps the limits of this key at this address; made by the driver, workers get the
-    handle.
+    """The actor, a `Limiter`, that keeps the limits of this key at this address; made by the driver, passed to workers.
 
     A job has one for each key: asked again, it gives the same actor, which then keeps the stricter of both limits.
     """

@@ -87,8 +87,7 @@ class RecordedChat:
         prices: PriceList | None = None,
         provider: str = "",
     ) -> None:
-        """Read the records of `iteration` (of all workers: dialogues may have moved) and open this worker's for
-        appending.
+        """Read the records of `iteration` (of all workers: dialogues may move) and open this worker's for appending.
 
         run: the run folder. prices: for the worst case of a call (None: calls are free). provider: its kind, for
         traces. Raises UserError when a record is damaged, cannot be written, or has another writer.
@@ -110,8 +109,7 @@ class RecordedChat:
         self._sync_due: asyncio.TimerHandle | None = None
 
     async def complete(self, request: ChatRequest) -> ChatReply:
-        """The recorded reply under this key, or the client's. Raises UserError when the recorded one answers another
-        request."""
+        """The recorded reply under this key, or the client's. Raises UserError if it answers another request."""
         known = self._known.get(request.key)
         if known is not None and known.reply is not None:
             if known.request != fingerprint(request):

@@ -1,5 +1,4 @@
-"""Dialogues held by Ray actors: the driver distributes parts of a stage's tasks, and reassigns a part when its worker
-dies.
+"""Dialogues by Ray actors: the driver distributes parts of a stage's tasks, and reassigns a part if its worker dies.
 
 Decisions that matter here:
 - a replacement makes the same calls under the same keys, and finds earlier replies in the records of the run folder,
@@ -107,8 +106,7 @@ class RolloutWorkers:
         num_responses: int | None,
         progress: Progress | None,
     ) -> list[Any]:
-        """See `RolloutWorker.hold`; in the order of the tasks. Raises a worker's errors, once the parts in flight are
-        over."""
+        """See `RolloutWorker.hold`; in the order of the tasks. Raises a worker's errors, after the parts in flight."""
         parts = parts_of(tasks, len(self.pool.actors) * _PARTS_PER_WORKER)
 
         def call(part: list[Task]) -> Call:

@@ -87,8 +87,7 @@ def grouped(tasks: Sequence[Task], size: int) -> list[Task]:
 
 
 def test_tasks(items: Sequence[Any], seed: int, limit: int | None, repeats: int) -> list[Task]:
-    """Every held-out item (at most `limit`) `repeats` times; the same tasks in every iteration, for comparable
-    metrics."""
+    """Held-out items (at most `limit`) `repeats` times; the same tasks in every iteration, for comparable metrics."""
     chosen = items[:limit]
     return [
         Task(repeat * len(chosen) + i, item, stable_seed(seed, "episode", "test", repeat, i) % NUM_SEEDS)
@@ -322,8 +321,7 @@ class Brake:
             raise _error(f"{sum(last)} of the last {len(last)} replies of {agent} ({model})", share)
 
     def over(self, turns: Iterable[Turn], models: Mapping[str, str]) -> None:
-        """Count a finished round; unusable replies with another attempt are counted already. models: of the counted
-        agents."""
+        """Count a finished round; replies with another attempt are counted already. models: of the counted agents."""
         for turn in turns:
             if turn.agent not in models:
                 continue

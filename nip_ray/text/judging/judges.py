@@ -100,8 +100,7 @@ def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
 def questions(
     dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions
 ) -> list[Question]:
-    """All questions of the judges `names` to a model. Raises UserError for unknown judges, and where provers are
-    anonymous."""
+    """All questions of the judges `names` to a model. Raises UserError for unknown judges, and anonymous provers."""
     _check(scenario.protocol, names)
     found, roles = list[Question](), scenario.roles
     for name in dict.fromkeys(names):
@@ -132,8 +131,7 @@ def plan(
     options: JudgeOptions,
     price: Price,
 ) -> dict[str, float]:
-    """The calls that `judge` would make, if every answer is usable at once and if none is, and their maximum cost.
-    Makes none.
+    """Calls that `judge` would make, if all answers are usable at once and if none is, with maximum cost. Makes none.
 
     Raises UserError as `questions` does.
     """

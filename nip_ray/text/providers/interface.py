@@ -146,8 +146,7 @@ class FineTuneBackend(Protocol):
         ...
 
     async def upload(self, name: str, data: bytes) -> str:
-        """The id of a file with this content; the same content is uploaded once. data: JSON lines in the OpenAI
-        form."""
+        """The id of a file with this content; equal content is uploaded once. data: JSON lines in the OpenAI form."""
         ...
 
     async def find(self, key: str) -> list[FineTuneJob]:
@@ -208,8 +207,7 @@ MAX_WAIT_S = 3600.0
 def backoff_s(
     seed: int, key: str, attempt: int, first_s: float = FIRST_WAIT_S, longest_s: float = LONGEST_WAIT_S
 ) -> float:
-    """Seconds before attempt number `attempt` + 1 of the call `key`: doubled each time, shortened by up to half at
-    random."""
+    """Seconds before attempt number `attempt` + 1 of the call `key`: doubled each time, less up to half at random."""
     full = min(longest_s, first_s * 2 ** min(attempt, 30))
     return full * (1 - 0.5 * random.Random(stable_seed(seed, "retry", key, attempt)).random())
 

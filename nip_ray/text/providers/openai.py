@@ -140,8 +140,7 @@ class OpenAIChat:
             await self._react(call, outcome)
 
     async def check_models(self, names: Iterable[str]) -> None:
-        """Raise UserError for a name that the service does not know, with similar ones; TrainingError if it does not
-        answer.
+        """Raise UserError for a name unknown to the service, with similar ones; TrainingError if it does not answer.
 
         Lists may be incomplete: an unlisted name is tried by one call of a few tokens, with a warning if that is
         answered.
@@ -224,8 +223,7 @@ class OpenAIChat:
             )
 
     async def _is_refused_for_words(self, call: _Call, failure: Failure) -> bool:
-        """True if the call was refused for its content, so that others may be answered. The cost of this check is
-        uncertain."""
+        """True if the call was refused for its content, so others may be answered. This check's cost is uncertain."""
         if failure.reaction in ("refused", "too_long") and (
             failure.reaction == "refused" or _form(call.request) in self._answered
         ):
@@ -373,8 +371,7 @@ def _read_reply(body: Any, call: _Call) -> ChatReply | None:
 
 
 def _texts(content: Any) -> tuple[str | None, str]:
-    """Text and reasoning of a content, which some services send in parts. Raises KeyError or TypeError for any other
-    form."""
+    """Text and reasoning of a content, which some services send in parts. Raises KeyError or TypeError otherwise."""
     if content is None or isinstance(content, str):
         return content, ""
     said = "".join(part["text"] for part in content if part["type"] == "text")

@@ -84,8 +84,7 @@ class OpenAIJobs:
             await self._probe(model, method, is_listed)
 
     async def _probe(self, model: str, method: Method, is_listed: bool) -> None:
-        """Request a job on a file that does not exist. It cannot start, but the refusal may name the method or the
-        model."""
+        """Request a job on a missing file. It cannot start, but the refusal may name the method or the model."""
         jobs, asked = self._client.fine_tuning.jobs, {"type": method}
         try:
             job = await self._patiently(
@@ -105,8 +104,7 @@ class OpenAIJobs:
             await self.cancel(job.id)  # a service that checks files later
 
     async def upload(self, name: str, data: bytes) -> str:
-        """See `FineTuneBackend`. `name` is for people; at the service the content is named by its hash
-        (`file_name`)."""
+        """See `FineTuneBackend`. `name` is for people; at the service content is named by its hash (`file_name`)."""
         del name
         async with self._uploading[file_name(data)]:
             file_id = await self._find_file(data)
@@ -287,8 +285,7 @@ def _as_job(job: Any, key: str = "") -> FineTuneJob:
 
 
 def _reason(error: Any) -> str | None:
-    """The reason why a job ended, in the service's words: OpenAI's object, or a text, list or mapping of other
-    services."""
+    """The reason a job ended, in the service's words: OpenAI's object, or a text, list or mapping of other services."""
     if isinstance(error, list):
         return "; ".join(filter(None, map(_reason, error))) or None
     if hasattr(error, "__dict__"):

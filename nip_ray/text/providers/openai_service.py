@@ -1,5 +1,4 @@
-"""`OpenAIService`: a service of the OpenAI protocol for its chat client and its fine-tuning jobs: address, key, errors,
-retries.
+"""`OpenAIService`: a service of the OpenAI protocol for chats and fine-tuning jobs: address, key, errors, retries.
 
 Decisions that matter here:
 - the SDK's own retries are off: its default sends a creation up to three times without any key. Retries are made here
@@ -175,8 +174,7 @@ def told_in_answer(body: Any, where: str, variable: str, model: str) -> Failure:
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or a date), None without them. now: seconds since
-    1970."""
+    """Seconds to wait by `retry-after-ms` or `retry-after` (seconds or a date), else None. now: seconds since 1970."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit
@@ -241,8 +239,7 @@ def _page_text(page: str) -> str:
 
 
 def base_url(provider: OpenAIProvider) -> str:
-    """The address of the service: settings, else $OPENAI_BASE_URL, else OpenAI's. Raises UserError for an invalid
-    address."""
+    """The service's address: settings, else $OPENAI_BASE_URL, else OpenAI's. Raises UserError for an invalid one."""
     address = str(provider.address).strip()
     if fault := address_fault(address):
         raise UserError(f"{'base_url' if provider.base_url else f'${provider.base_url_variable}'}: {fault}")
@@ -266,8 +263,7 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
     limits = httpx2.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
 
     async def readable(response: "httpx2.Response") -> None:
-        """Raise an error for a success that is not JSON but a proxy's page, which the SDK would parse into its
-        types."""
+        """Raise an error if a success is not JSON but a proxy's page, which the SDK would parse into its types."""
         if response.is_success:
             try:
                 json.loads(await response.aread())
@@ -285,8 +281,7 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
 
 
 class OpenAIService:
-    """A service, for one event loop. sdk: its client. where: its address, for people. errors: that a request can
-    raise."""
+    """A service, for one event loop. sdk: its client. where: its address, for people. errors: that requests raise."""
 
     def __init__(
         self, provider: OpenAIProvider, max_in_flight: int = 16, seed: int = 0, first_wait_s: float = FIRST_WAIT_S

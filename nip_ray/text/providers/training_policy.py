@@ -1,5 +1,4 @@
-"""A model at a training service that both samples, with log-probabilities, and learns, with the methods of
-`PolicyModel`.
+"""A model at a training service that samples, with log-probabilities, and learns, with the methods of `PolicyModel`.
 
 Decisions that matter here:
 - the service's own loss (`importance_sampling`; `ppo` if a bound on the ratio is set), weighted by each token's weight
@@ -51,8 +50,7 @@ _UNBOUNDED = 1e6  # a ratio that is never reached, if only one bound is set
 
 
 class ServicePolicy:
-    """One set of weights. model: a base model of the service, or the address of saved weights. See `Policy` for its
-    methods.
+    """A set of weights. model: a base model of the service, or the address of saved weights. Methods: see `Policy`.
 
     Raises UserError for a missing library or key, and for a model that the service does not have.
     """
@@ -245,8 +243,7 @@ class ServicePolicy:
         self.take(self.weights())
 
     def save(self, folder: Path) -> str:
-        """Save the weights at the service, under the folder's name, and their address in the folder; return that
-        address."""
+        """Save the weights at the service, under the folder's name, and their address in the folder; return it."""
         self._link.result(self._learner().save_state(folder.name, overwrite=True))
         address = self._saved(folder.name, None)
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -304,8 +301,7 @@ def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _finite(told: dict[str, float]) -> dict[str, float]:
-    """The metrics. Raises TrainingError if the loss is not a number: a resumed run starts from the last saved
-    weights."""
+    """The metrics. Raises TrainingError if the loss is not a number: a resumed run starts from the saved weights."""
     if not math.isfinite(told["loss"]):
         raise not_finite(f"loss {told['loss']}")
     return told

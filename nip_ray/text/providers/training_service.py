@@ -1,5 +1,4 @@
-"""Services with the low-level training protocol (forward and backward, optimiser step, sample, save): fine-tuning jobs
-and chats.
+"""Services with low-level training (forward and backward, optimiser step, sample, save): fine-tuning jobs and chats.
 
 Written against the client of the `tinker` package, 0.30 and later. Decisions that matter here:
 - the library is used only in `ServiceLink`, so that tests can replace it. Errors are reported without the library's own
@@ -49,8 +48,7 @@ _NOT_ALLOWED = ("AuthenticationError", "PermissionDeniedError", "BillingError")
 
 
 class ServiceLink:
-    """The library, and one client of the service. library: has `ServiceClient`, `RestClient` and `types` (None:
-    `tinker`).
+    """The library and a client of the service. library: has `ServiceClient`, `RestClient` and `types` (None: `tinker`).
 
     Raises UserError for a missing library or key.
     """
@@ -87,8 +85,7 @@ class ServiceLink:
         return known[model]
 
     def learner_of(self, model: str, seed: int, state: str | None = None) -> Callable[[], Any]:
-        """The request for a client that learns: from a `state` with its optimiser, from saved weights, or from new
-        adapters."""
+        """The request for a learning client: from a `state` with its optimiser, saved weights, or new adapters."""
         service = self.service()
         if state is not None:
             return partial(service.create_training_client_from_state_with_optimizer, state)
@@ -101,8 +98,7 @@ class ServiceLink:
         return {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
 
     def datum(self, turn: Turn, **of_reply: Sequence[float]) -> Any:
-        """Predict each token from those before it. of_reply: inputs of the loss at the reply's tokens; 0 at the
-        prompt's."""
+        """Predict each token from those before it. of_reply: loss inputs at the reply's tokens; 0 at the prompt's."""
         types, tokens, before = self.types, [*turn.prompt, *turn.reply], len(turn.prompt) - 1
         shape = [len(tokens) - 1]
         inputs = {
@@ -431,8 +427,7 @@ def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:
 
 
 def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
-    """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of the better and the worse
-    reply."""
+    """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of better and worse reply."""
     margin = (logprobs - reference)[:, 0] - (logprobs - reference)[:, 1]
     return -torch.nn.functional.logsigmoid(beta * margin).mean()
 

@@ -19,8 +19,7 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.text.training.model_play import Reply
 
 TurnAdvantages = Callable[[AgentTurns, Mapping[str, float], Any], tuple[Advantages, dict[str, float]]]
-"""(an agent's turns, the rule's memory, settings) -> (their advantages, its new memory: numbers, kept in
-checkpoints)."""
+"""(an agent's turns, the rule's memory, settings) -> (advantages, its new memory: numbers, kept in checkpoints)."""
 
 
 @dataclass(frozen=True)

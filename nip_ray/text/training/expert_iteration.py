@@ -53,8 +53,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Preferences:
-    """pairs: to learn from. equal, invalid: counts of pairs left out, because both replies were equal, or one was
-    unusable."""
+    """pairs: to learn from. equal, invalid: counts of pairs left out, because replies were equal, or one unusable."""
 
     pairs: list[Pair] = field(default_factory=list)
     equal: int = 0
@@ -132,8 +131,7 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
 
 
 def examples(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
-    """Examples from the dialogues that `select` takes: twice from one drawn twice, none from one without a usable
-    turn."""
+    """Examples from dialogues that `select` takes: twice from one drawn twice, none from one without a usable turn."""
     random, by_role = agent.random(), dict[str | None, list[Dialogue]]()
     for dialogue in dialogues:
         role = None if agent.settings.selection == "threshold" else agent.first_role(dialogue)

@@ -43,8 +43,8 @@ class Label:
 
 @dataclass(frozen=True)
 class LabelledNode:
-    """A node with its labels. branches: leaves at or below it. labels: agent -> label. children: in the order of the
-    node's."""
+    """A node with its labels. branches: leaves at or below it. labels: agent -> label. children: in the node's
+    order."""
 
     node: Node
     branches: int
@@ -59,8 +59,7 @@ class LabelledNode:
 
 
 Threshold = Callable[[str, Dialogue], float]
-"""(agent, dialogue) -> the expected reward from which the agent's reply in the last round of the dialogue is
-positive."""
+"""(agent, dialogue) -> the expected reward from which the agent's reply in the dialogue's last round is positive."""
 
 
 def threshold(protocol: Protocol, settings: MaltSettings) -> Threshold:
@@ -155,8 +154,7 @@ def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettin
 
 
 def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dict[str, float]:
-    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and with
-    ``_std``.
+    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and ``_std``.
 
     The first two are of the replies in round r, the third of the nodes before round r, so the root has
     ``has_both_share/round=0`` and no reply. Rounds that no tree reached have no key.

@@ -30,8 +30,7 @@ from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 
 Array = npt.NDArray[np.float64]
 Groups = Mapping[str, Callable[[Any], str | int]]
-"""Name of a grouping -> the function from an item to its group, such as ``{"difficulty": lambda item:
-item.difficulty}``."""
+"""Grouping -> the function from an item to its group, such as ``{"difficulty": lambda item: item.difficulty}``."""
 Record = dict[str, dict[str, float | int | None]]
 
 
@@ -47,7 +46,7 @@ class Ratio:
 def dialogue_metrics(
     dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None
 ) -> dict[str, float]:
-    """The metrics of finished dialogues; {} for none. groups: see `Groups`; each gives
+    """Metrics of finished dialogues; {} for none. groups: `Groups`; each gives
     ``verifier/accuracy/<group>=<value>``."""
     if not dialogues:
         return {}
@@ -64,8 +63,7 @@ def dialogue_metrics(
 
 
 def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None) -> Record:
-    """The same metrics with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data
-    points.
+    """The same with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data points.
 
     Shares have exact intervals if each item was played once (or all its plays agree), else that of `share_ends` over
     items; means Student's over items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
@@ -99,8 +97,7 @@ def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean
 
 
 def judged(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Sequence[Dialogue]]:
-    """Judge -> the dialogues by its judgement: "verifier" unchanged, a member of a panel as if its vote were the
-    verdict."""
+    """Judge -> the dialogues by its judgement: "verifier" unchanged, a member of a panel by its vote as the verdict."""
     if protocol.panel is None:
         return {"verifier": dialogues}
     votes = [rulebook(protocol).votes(dialogue.item.y, dialogue.rounds) for dialogue in dialogues]
@@ -184,8 +181,7 @@ def _confusion(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, R
 
 
 def _confidence_ratios(dialogues: Sequence[Dialogue]) -> dict[str, Ratio]:
-    """Confidence in the verdict, of decided dialogues; the Brier score also of those that ended in the middle of a
-    scale."""
+    """Confidence in the verdict, of decided dialogues; the Brier score also of those that ended mid-scale."""
     verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
     given_B = _array(-1.0 if dialogue.confidence is None else dialogue.confidence for dialogue in dialogues)
     known_B = given_B >= 0
@@ -298,7 +294,6 @@ def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
 
 
 def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:
-    """The last of `iterations` (from 1) that was tested, and its dialogues; None if none was. items, errors: see
-    `last_test`."""
+    """The last of `iterations` (from 1) tested, and its dialogues; None if none. items, errors: see `last_test`."""
     tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
     return (tested[-1] + 1, read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)) if tested else None

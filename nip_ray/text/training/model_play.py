@@ -47,8 +47,7 @@ class Talk:
 
 
 class ModelPlay:
-    """models: by group. bills: where tokens are booked. past: a snapshot -> its models by group, for tasks that name
-    one."""
+    """models: by group. bills: where tokens are booked. past: a snapshot -> its models by group, for tasks with one."""
 
     apart = False
 

@@ -47,8 +47,7 @@ class PastAgents:
         self._dropped: dict[int, int] = {}  # snapshot -> the iteration after which it left the pool
 
     def arranged(self, tasks: Sequence[Task], learning: Sequence[str], iteration: int) -> list[Task]:
-        """The tasks of an iteration, one per item, the last of them with opponents from the past. learning: its
-        learners."""
+        """Tasks of an iteration, one per item, the last of them with opponents from the past. learning: learners."""
         blocks = self.pool.blocks([agent for agent in self.meet if agent in learning], len(tasks), iteration)
         pasts = [
             {agent: block.snapshot for agent in self.opponents if agent != block.agent}

@@ -24,8 +24,7 @@ TasksOf = Callable[[int], tuple[LanguageScenario, Sequence[Task]]]
 
 
 class Plays(Protocol):
-    """A player of dialogues: `ModelPlay`, or `PlayWorkers`. apart: has its own models, with the weights it last
-    took."""
+    """A player of dialogues: `ModelPlay`, or `PlayWorkers`. apart: has its own models, with weights it last took."""
 
     apart: bool
 
@@ -116,8 +115,7 @@ class Playing:
         return [] if self._ahead is None else self._past
 
     def set_state(self, iteration: int, weights: Mapping[str, Any], past: list[dict[str, int]]) -> None:
-        """Continue before an iteration whose dialogues were played with these weights and this arrangement
-        (`arranged`)."""
+        """Continue before an iteration whose dialogues were played with these weights and arrangement (`arranged`)."""
         self._by, self._past = (iteration - 1, weights) if weights else None, past
 
     def uncounted(self) -> Mapping[str, Use]:

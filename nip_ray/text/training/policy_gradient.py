@@ -75,8 +75,7 @@ PLAYED_BY = "played_by"
 MOST_CUT = 0.5
 """The largest share of an agent's prompts in an iteration that may lose their middle; beyond it the run ends."""
 TRANSCRIPTS = 50
-"""Maximum number of stored dialogues of an iteration: of those among the current agents, and of those against the
-past."""
+"""Maximum number of stored dialogues of an iteration: of those among the current agents, and those against the past."""
 
 
 class PolicyGradientTrainer:
@@ -278,8 +277,7 @@ class PolicyGradientTrainer:
         return row
 
     def _cut_prompts(self, split: str, iteration: int, replies: Sequence[Reply]) -> dict[str, float]:
-        """Metrics: the share of each agent's prompts that lost their middle, if any. Raises TrainingError if most
-        did."""
+        """Metrics: the share of each agent's prompts that lost the middle, if any. Raises TrainingError if most did."""
         row = {}
         for agent in self.agents:
             own = [reply.cut for reply in replies if reply.agent == agent]
@@ -422,8 +420,7 @@ class PolicyGradientTrainer:
     # ------------------------------------------------------------------------------------------------------------- test
 
     def test(self, iteration: int) -> dict[str, float]:
-        """Play held-out items as in training, with the agents' own temperatures, and compute the scenario's exact
-        metrics.
+        """Play held-out items as in training, with the agents' own temperatures, and get the scenario's exact metrics.
 
         iteration: the last finished one (from 0; -1: before the first), whose test rollouts are written.
         """

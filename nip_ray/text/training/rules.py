@@ -1,5 +1,4 @@
-"""The learning rules of language models: built-in ones, those of plugins (`nip_ray.plugins`), and their fine-tuning
-sets.
+"""Learning rules of language models: built-in ones, those of plugins (`nip_ray.plugins`), and their fine-tuning sets.
 
 Decisions that matter here:
 - a fine-tuning set depends on the rollouts, the config and the iteration alone: repeated after a crash it has the same
@@ -38,8 +37,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class TextRule:
-    """The play of an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and
-    `advantages`.
+    """Play of an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and `advantages`.
 
     settings: a frozen settings dataclass with a `name`, derived from `TextTrainingSettings` (examples, pairs) or
     `TokenTrainingSettings` (advantages). Its keys determine what is played of each item: with `num_responses` a tree of
@@ -72,8 +70,7 @@ class TextRule:
         return "num_responses" in keys_of(self.settings)
 
     def learned(self, played: Sequence[Any], agent: LearningAgent) -> list[Example] | Preferences:
-        """Examples or preferences of `agent`, by `examples` or `pairs`. Raises UserError if they return anything
-        else."""
+        """Examples or preferences of `agent`, by `examples` or `pairs`. Raises UserError for anything else."""
         if self.pairs is None:
             assert self.examples is not None
             made = self.examples(played, agent)
@@ -224,8 +221,7 @@ def fine_tuning_set(
     iteration: int,
     agents: Sequence[str],
 ) -> FineTuningSet:
-    """The set of `agents`, who share a model, after `iteration` (from 0), agent by agent. items: the training items by
-    id."""
+    """The set of `agents` of one model, after `iteration` (from 0), agent by agent. items: the training items by id."""
     settings, rule = fine_tuning_rule(config), rule_of(config.algorithm)
     first = 0 if settings.fine_tune_on_all_previous_rollouts else iteration
     played = [one for i in range(first, iteration + 1) for one in read_played(rule, run_dir, items, i)]

@@ -334,8 +334,7 @@ class TextTrainer:
     async def _start(
         self, sets: Mapping[str, FineTuningSet], iteration: int, method: Method, rule: FineTuningSettings
     ) -> dict[str, FineTuneJob]:
-        """A job for each group's fine-tuning set, created or found. Money for all is set aside before any is
-        created."""
+        """A job per group's fine-tuning set, created or found. Money for all is set aside before any is created."""
         data = {group: encode(made.lines) for group, made in sets.items()}
         specs = {group: self._spec(group, sets[group], data[group], iteration, method, rule) for group in sets}
         await self._reserve({spec.key: worst_of(spec) for spec in specs.values()})
@@ -347,8 +346,8 @@ class TextTrainer:
         }
 
     async def _finish(self, jobs: Mapping[str, FineTuneJob]) -> dict[str, FineTuneJob]:
-        """The groups' jobs once all have succeeded, and are booked. Raises TrainingError if one has failed, once all
-        are over."""
+        """The groups' jobs once all have succeeded, and are booked. Once all are over, raises TrainingError if one
+        failed."""
         await self._hold(job.key for job in jobs.values())
         waiting = (self._awaited(group, job) for group, job in jobs.items())
         done = await asyncio.gather(*waiting, return_exceptions=True)  # so that the journal records how each ended
